@@ -1,0 +1,124 @@
+"""Masks without surgery: the network as if channels were gone, or fading.
+
+A channel is felt only where something sums over it. So the mask goes on the *inputs* of the operations that consume
+the group (columns of the next weights), which is after batch norm, activation, residual sums and pooling, whatever they
+are, and exact for every one of them; scaling weights is also cheaper than scaling activations. Layer and group norm take
+their statistics over the kept channels, with the mask as weights.
+
+The masked weights shadow the parameters as plain instance attributes while the context is open: ``state_dict``, optimisers
+and parameter order never notice, gradients flow to the parameters and to the mask, and on leaving nothing remains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from dsa_hw.channels.groups import ChannelGroups
+from dsa_hw.errors import WidthError
+
+__all__ = ["masked"]
+
+
+@contextlib.contextmanager
+def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iterator[nn.Module]:
+    """Run ``model`` with channels masked.
+
+    ``kept``: for each group the indices of its kept units (integers), or a mask over its units, a floating-point tensor of
+    shape (C_k,), which may require gradients.
+    """
+    flat = _flat_mask(model, groups, kept)
+    parameters = dict(model.named_parameters())
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append((module, leaf))
+    shadows: dict[int, Tensor] = {}
+    norms: dict[int, Tensor] = {}
+    for cut in groups.cuts:
+        parameter = parameters.get(cut.tensor)
+        if parameter is None or cut.role not in ("in", "norm"):
+            continue
+        line = flat[torch.from_numpy(cut.units).to(flat.device)]
+        if cut.role == "norm":
+            norms[id(parameter)] = line
+        else:
+            shape = [1] * parameter.ndim
+            shape[cut.dim or 0] = -1
+            shadows[id(parameter)] = shadows.get(id(parameter), parameter) * line.view(shape).to(parameter.dtype)
+    placed = [(module, leaf, shadows[key]) for key in shadows for module, leaf in holders[key]]
+    for module, leaf, shadow in placed:
+        module.__dict__[leaf] = shadow  # found before nn.Module.__getattr__ looks among the parameters
+    try:
+        with _KeptStatistics(norms) if norms else contextlib.nullcontext():
+            yield model
+    finally:
+        for module, leaf, _ in placed:
+            module.__dict__.pop(leaf, None)
+
+
+def _flat_mask(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Tensor:
+    """Masks of all units end to end and a last 1 for what always stays."""
+    parameter = next(iter(model.parameters()), torch.empty(0))
+    if len(kept) == len(groups) and len(groups) and all(isinstance(k, Tensor) and k.is_floating_point() for k in kept):
+        for name, size, mask in zip(groups.names, groups.sizes, kept, strict=True):
+            if mask.shape != (size,):
+                raise WidthError(f"the mask of group {name!r} has shape {tuple(mask.shape)}: it must be ({size},)")
+        return torch.cat([*[mask.to(parameter.device) for mask in kept], kept[0].new_ones(1).to(parameter.device)])
+    units = [np.asarray(k.cpu() if isinstance(k, Tensor) else k) for k in kept]
+    return torch.from_numpy(groups.flat_mask(units)).to(parameter.device, parameter.dtype)
+
+
+class _KeptStatistics(TorchFunctionMode):
+    """Layer, RMS and group norm with statistics weighted by the mask of their scale parameter."""
+
+    def __init__(self, masks: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.masks = masks
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (functional.layer_norm, torch.layer_norm):
+            return self._norm(func, args, kwargs, ("input", "normalized_shape", "weight", "bias", "eps"), 1e-5)
+        if func in (functional.rms_norm, torch.rms_norm):
+            return self._norm(func, args, kwargs, ("input", "normalized_shape", "weight", "eps"), None)
+        if func in (functional.group_norm, torch.group_norm):
+            return self._norm(func, args, kwargs, ("input", "num_groups", "weight", "bias", "eps"), 1e-5)
+        return func(*args, **kwargs)
+
+    def _norm(self, func: Any, args: Any, kwargs: Any, names: Sequence[str], default_eps: float | None) -> Tensor:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        mask = self.masks.get(id(given.get("weight")))
+        if mask is None:
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        x: Tensor = given["input"]
+        weight, bias, eps = given["weight"], given.get("bias"), given.get("eps", default_eps)
+        if eps is None:
+            eps = torch.finfo(x.dtype).eps
+        mask = mask.to(x.dtype)
+        if "num_groups" in given:
+            line = (1, -1) + (1,) * (x.ndim - 2)
+            grouped = x.reshape(x.shape[0], given["num_groups"], -1)
+            mask = mask.view(line).expand(1, *x.shape[1:]).reshape(1, given["num_groups"], -1)
+            y = _standardise(grouped, mask, eps, centre=True).reshape(x.shape)
+            weight, bias = weight.view(line), bias.view(line) if bias is not None else None
+        else:
+            y = _standardise(x, mask, eps, centre="bias" in names)
+        y = y * weight
+        return y if bias is None else y + bias
+
+
+def _standardise(x: Tensor, mask: Tensor, eps: float, *, centre: bool) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over the last axis with weights ``mask``."""
+    weight = mask / mask.sum(-1, keepdim=True)
+    if centre:
+        x = x - (weight * x).sum(-1, keepdim=True)
+    return x * torch.rsqrt((weight * x * x).sum(-1, keepdim=True) + eps)

@@ -1,0 +1,221 @@
+"""find_groups: analyse, then prove it on the network itself.
+
+Rules follow tensors, but a ``forward`` can hold a channel count as a plain number, which no trace shows. So every analysis
+is tried out before it is offered: a copy with random weights is shrunk to random widths, must run, and must give what
+the masked copy gives. Groups that break it are frozen, with the place where it broke.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pathlib
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dsa_hw.channels.groups import ChannelGroups, analyse, assemble
+from dsa_hw.channels.masking import masked
+from dsa_hw.channels.rules import Walk
+from dsa_hw.channels.shrink import shrink_to
+from dsa_hw.channels.trace import as_inputs, evaluating, short_path
+
+__all__ = ["difference", "find_groups", "randomise"]
+
+_logger = logging.getLogger(__name__)
+_TOLERANCE = 1e-4
+_TORCH_FOLDER = str(pathlib.Path(torch.__file__).parent)
+
+
+def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -> ChannelGroups:
+    """Channel groups of any model that ``torch.export`` can trace.
+
+    ``example_inputs``: a tensor, a tuple of arguments or a dict of keyword arguments, on the model's device.
+    ``verify=False`` leaves out the proof that the shrunk network equals the masked one.
+    """
+    walk, groups = analyse(model, example_inputs)
+    if verify and len(groups):
+        with evaluating(model):
+            groups = _verified(model, walk, groups, example_inputs)
+    return groups
+
+
+class _Broken(Exception):
+    """The shrunk network does not run, or gives something else; ``module`` is where, if known."""
+
+    def __init__(self, reason: str, module: str = "") -> None:
+        super().__init__(reason)
+        self.module = module
+
+
+def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_inputs: Any) -> ChannelGroups:
+    frozen: dict[int, str] = {}
+    rng = np.random.default_rng(0)
+    on_meta = _runs_on_meta(model, groups, example_inputs)
+    while len(groups) and on_meta:
+        try:
+            _check_shapes(model, groups, _some(groups, range(len(groups)), rng), example_inputs)
+            break
+        except _Broken as broken:
+            groups = _without(model, walk, groups, _suspects(groups, broken), frozen, str(broken))
+    while len(groups):
+        try:
+            _check_values(model, groups, _some(groups, range(len(groups)), rng), example_inputs)
+            break
+        except _Broken as broken:
+            culprits = _isolate(model, groups, example_inputs, rng) or _suspects(groups, broken)
+            groups = _without(model, walk, groups, culprits, frozen, str(broken))
+    return groups
+
+
+def _without(
+    model: nn.Module, walk: Walk, groups: ChannelGroups, culprits: Sequence[int], frozen: dict[int, str], reason: str
+) -> ChannelGroups:
+    """Freeze these groups and assemble again."""
+    for k in culprits:
+        _logger.info("group %s frozen: %s", groups.names[k], reason)
+        frozen.update(dict.fromkeys(groups.identities[k].tolist(), reason))
+    return assemble(walk, model, frozen)
+
+
+def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Random kept units for the groups in ``which``, everything for the others."""
+    kept = []
+    for k, size in enumerate(groups.sizes.tolist()):
+        width = int(rng.integers(max(1, size // 3), size)) if k in which else size
+        kept.append(np.sort(rng.permutation(size)[:width]))
+    return kept
+
+
+def _isolate(model: nn.Module, groups: ChannelGroups, example_inputs: Any, rng: np.random.Generator) -> list[int]:
+    """The groups that break the network when they alone are shrunk, by halving."""
+
+    def broken(which: list[int]) -> bool:
+        try:
+            _check_values(model, groups, _some(groups, which, rng), example_inputs)
+        except _Broken:
+            return True
+        return False
+
+    def search(which: list[int]) -> list[int]:
+        if not broken(which):
+            return []
+        if len(which) == 1:
+            return which
+        middle = len(which) // 2
+        return search(which[:middle]) + search(which[middle:])
+
+    return search(list(range(len(groups))))
+
+
+def _suspects(groups: ChannelGroups, broken: _Broken) -> list[int]:
+    """The groups that pass where it broke: first one that is regrouped there (views to heads), then any."""
+    total = int(groups.offsets[-1])
+    owner = np.repeat(np.arange(len(groups)), groups.sizes)
+
+    def inside(module: str) -> bool:
+        return not broken.module or module == broken.module or module.startswith(f"{broken.module}.")
+
+    regrouped = {k for _, units in groups.extents for k in owner[units[units < total]].tolist()}
+    for candidates in (
+        [(m, u) for m, u in groups.extents if inside(m)],
+        [(c.tensor.rpartition(".")[0], c.units) for c in groups.cuts if inside(c.tensor.rpartition(".")[0])],
+    ):
+        found = sorted({k for _, units in candidates for k in owner[units[units < total]].tolist()})
+        if found:
+            # Smaller groups first: heads (12) rather than the residual stream (768) that runs through everything.
+            found.sort(key=lambda k: (k not in regrouped, len(groups.members[k])))
+            return found[:1]
+    return list(range(len(groups)))
+
+
+def _runs_on_meta(model: nn.Module, groups: ChannelGroups, example_inputs: Any) -> bool:
+    """Whether the dense network runs without data at all, so that shapes can be checked for almost nothing."""
+    everything = [np.arange(size) for size in groups.sizes]
+    try:
+        _check_shapes(model, groups, everything, example_inputs)
+    except _Broken:
+        return False
+    return True
+
+
+def _check_shapes(model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any) -> None:
+    small = shrink_to(model, groups, kept, lambda tensor: tensor.to("meta"))
+    _forward(small, pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example_inputs))
+
+
+def _check_values(model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any) -> None:
+    for dtype in (torch.float32, torch.float64):  # deep networks with random weights amplify rounding: ask again in double
+        dense = randomise(copy.deepcopy(model).to(dtype), seed=0)
+        inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, example_inputs)  # noqa: B023
+        small = shrink_to(dense, groups, kept)
+        with masked(dense, groups, kept):
+            expected = _forward(dense, inputs)
+        found = _forward(small, inputs)
+        gap = difference(expected, found)
+        if gap <= _TOLERANCE:
+            return
+    raise _Broken(f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count")
+
+
+def difference(expected: Any, found: Any) -> float:
+    """Largest difference between two outputs (tensors, tuples, dicts ...) relative to the largest expected value."""
+    pairs = list(zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True))
+    gaps = [0.0]
+    for a, b in pairs:
+        if isinstance(a, Tensor) and a.numel():
+            if a.shape != b.shape:
+                return float("inf")
+            scale = max(float(a.abs().max()), 1e-30)
+            gap = float((a - b).abs().max()) / scale
+            gaps.append(gap if np.isfinite(gap) else float("inf"))
+    return max(gaps)
+
+
+def _forward(model: nn.Module, example_inputs: Any) -> Any:
+    args, kwargs = as_inputs(example_inputs)
+    try:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+    except Exception as error:
+        names = {id(module): name for name, module in model.named_modules()}
+        module, place = "", ""
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in names:
+                module = names[id(owner)]
+            if not frame.f_code.co_filename.startswith(_TORCH_FOLDER) and frame.f_code.co_filename != __file__:
+                place = f"{short_path(frame.f_code.co_filename)}:{line}"
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = f"{place or module}"
+        raise _Broken(f"the code at {where} depends on this channel count ({message})", module) from error
+
+
+def randomise(model: nn.Module, seed: int) -> nn.Module:
+    """Random weights and statistics, in place, so that nothing agrees by being zero; activations stay near 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def fill(tensor: Tensor, low: float, high: float) -> None:
+        tensor.copy_(torch.empty(tensor.shape).uniform_(low, high, generator=generator))
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                fan_in = max(1, parameter[0].numel())
+                fill(parameter, -((3 / fan_in) ** 0.5), (3 / fan_in) ** 0.5)
+            elif name.endswith("weight") or name.endswith("gamma"):
+                fill(parameter, 0.5, 1.5)
+            else:
+                fill(parameter, -0.3, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_var"):
+                fill(buffer, 0.5, 1.5)
+            elif name.endswith("running_mean"):
+                fill(buffer, -0.3, 0.3)
+    return model
