@@ -153,7 +153,7 @@ def run(walk: Walk, operation: TracedOperation) -> None:
     result = (function or unknown)(walk, operation)
     meta = node.meta.get("val")
     if isinstance(meta, torch.Tensor):
-        walk.values[node.name] = _checked(walk, result, meta)
+        walk.values[node.name] = _checked(walk, result, meta, _number(walk, node, meta))
     elif isinstance(meta, (tuple, list)):
         walk.values[node.name] = tuple(
             _checked(walk, ids, m) if isinstance(m, torch.Tensor) else None for ids, m in zip(result, meta, strict=True)
@@ -162,7 +162,17 @@ def run(walk: Walk, operation: TracedOperation) -> None:
         walk.values[node.name] = Value(fixed(0), ())
 
 
-def _checked(walk: Walk, result: Any, meta: torch.Tensor) -> Value:
+def _number(walk: Walk, node: fx.Node, meta: torch.Tensor) -> torch.Tensor | None:
+    """The operation's result where all that it takes is known (arithmetic on index tables)."""
+    known = {n: getattr(walk.values[n.name], "number", None) for n in node.all_input_nodes}
+    if not known or any(v is None for v in known.values()) or meta.numel() > LARGEST_FREE_TENSOR:
+        return None
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: known[n].clone())
+    result = node.target(*args, **kwargs)  # type: ignore[operator]
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _checked(walk: Walk, result: Any, meta: torch.Tensor, number: torch.Tensor | None = None) -> Value:
     shape = tuple(int(n) for n in meta.shape)
     value = result if isinstance(result, Value) else Value(result, shape, meta.element_size())
     ids = value.ids
@@ -170,7 +180,7 @@ def _checked(walk: Walk, result: Any, meta: torch.Tensor) -> Value:
     assert all(n in (1, s) for n, s in zip(ids.shape, shape, strict=True)), f"{walk.current}: {ids.shape} for {shape}"
     if len(varying(ids)) > 1:
         walk.ledger.box(ids, walk.reason)
-    return Value(ids, shape, meta.element_size(), number=value.number)
+    return Value(ids, shape, meta.element_size(), number=number)
 
 
 # --- what is not understood ------------------------------------------------------------------------------------------

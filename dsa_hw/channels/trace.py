@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import pathlib
 import re
 import warnings
@@ -23,7 +24,7 @@ from dsa_hw.errors import TraceError
 
 __all__ = ["Trace", "TracedOperation", "as_inputs", "evaluating", "trace"]
 
-_TORCH_FOLDER = str(pathlib.Path(torch.__file__).parent)
+_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # with the separator: not torchvision's
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>\S+)')
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pathlib
 import traceback
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ __all__ = ["difference", "find_groups", "randomise"]
 
 _logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-4
-_TORCH_FOLDER = str(pathlib.Path(torch.__file__).parent)
+_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # with the separator: not torchvision's
 
 
 def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -> ChannelGroups:
