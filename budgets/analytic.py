@@ -1,8 +1,8 @@
 """Costs that are counted, not measured: FLOPs, parameters, peak activation memory. Exact, from the channel groups.
 
-A convolution with C_out x C_in weights of k x k on an oh x ow output costs 2 k k oh ow C_out C_in. Both channel counts are
-affine in the keep ratios, so it adds to A where both sides belong to groups, to B where one side is fixed (image input, logits)
-or the convolution is depthwise, and to c where both are fixed:
+A convolution with C_out x C_in weights of k x k on an oh x ow output costs 2 k k oh ow C_out C_in. Both channel counts
+are affine in the keep ratios, so it adds to A where both sides belong to groups, to B where one side is fixed (image
+input, logits) or the convolution is depthwise, and to c where both are fixed:
 
     F(alpha) = alpha' A alpha + B' alpha + c
 
@@ -32,8 +32,9 @@ Array = NDArray[np.float64]
 def flops(groups: ChannelGroups, convention: str = "counted") -> AnalyticCost:
     """FLOPs of one forward pass on the example input.
 
-    ``convention="counted"`` is that of ``torch.utils.flop_counter``: 2 per multiply-add of convolutions, linear layers and
-    matrix products (attention by its two products). ``"paper"`` is that of DSA's tables: 2 per multiply-add, convolutions only.
+    ``convention="counted"`` is that of ``torch.utils.flop_counter``: 2 per multiply-add of convolutions, linear layers
+    and matrix products (attention by its two products). ``"paper"`` is that of DSA's tables: 2 per multiply-add,
+    convolutions only.
     """
     if convention not in ("counted", "paper"):
         raise BudgetError(f"FLOPs convention {convention!r} is unknown: choose 'counted' or 'paper'")
@@ -47,10 +48,11 @@ def params(groups: ChannelGroups) -> AnalyticCost:
 
 
 def activation_memory(groups: ChannelGroups) -> PeakCost:
-    """Peak bytes of live activations, if each is freed after its last use and views and in-place operations cost nothing.
+    """Peak bytes of live activations, if each is freed after its last use and views and in-place operations cost
+    nothing.
 
-    The network's inputs count while they are needed, its own weights do not. One affine form per step of the execution; the
-    peak is their maximum, and its gradient is that of the step that attains it.
+    The network's inputs count while they are needed, its own weights do not. One affine form per step of the
+    execution; the peak is their maximum, and its gradient is that of the step that attains it.
     """
     steps = np.zeros((len(groups.live), len(groups) + 1))
     rows = np.array([[t.scale * t.factors[0].constant, *(t.scale * t.factors[0].coefficients)] for t in groups.storage])
@@ -82,7 +84,9 @@ def _quadratics(terms: Iterable[Term], sizes: NDArray[np.int64]) -> tuple[Quadra
 def _undominated(steps: Array) -> Array:
     """Rows that can be the maximum for some alpha >= 0: those not below another one in every entry."""
     steps = np.unique(steps, axis=0)
-    keep = [i for i, row in enumerate(steps) if not any((row <= other).all() for j, other in enumerate(steps) if j != i)]
+    keep = [
+        i for i, row in enumerate(steps) if not any((row <= other).all() for j, other in enumerate(steps) if j != i)
+    ]
     return steps[keep]
 
 
@@ -99,7 +103,9 @@ class _Counted:
         """Exact cost of each configuration; columns are group names, values integer widths."""
         missing = [name for name in self.names if name not in configurations.columns]
         if missing:
-            raise WidthError(f"the table has no column {missing[0]!r}: it needs one for each of the {len(self.names)} channel groups")
+            raise WidthError(
+                f"the table has no column {missing[0]!r}: it needs one for each of the {len(self.names)} channel groups"
+            )
         widths = configurations.loc[:, list(self.names)].to_numpy(np.float64)
         return pd.Series(self._at_widths(widths), index=configurations.index, name=self.name)
 

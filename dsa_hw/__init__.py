@@ -19,7 +19,7 @@ _HOMES = {
     "Plan": "dsa_hw.channels.plan",
     "apply_plan": "dsa_hw.channels.plan",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = ["ChannelGroups", "Plan", "apply_plan", "choose", "find_groups", "masked", "shrink"]
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink

@@ -1,7 +1,7 @@
 """Models by name, as typed on the command line.
 
-``resnet18`` is torchvision's, ``timm/resnet50d`` is timm's, ``package.module:factory`` calls the user's own function, which
-returns a model or (model, example_inputs). Weights are random: nothing is downloaded.
+``resnet18`` is torchvision's, ``timm/resnet50d`` is timm's, ``package.module:factory`` calls the user's own function,
+which returns a model or (model, example_inputs). Weights are random: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _DEFAULT_SHAPE = (1, 3, 224, 224)
 def parse_shape(text: str) -> tuple[int, ...]:
     """``"1x3x224x224"`` -> (1, 3, 224, 224)."""
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
-        raise ModelError(f"input shape {text!r}: write it as batch x channels x height x width, for example 1x3x224x224")
+        raise ModelError(
+            f"input shape {text!r}: write it as batch x channels x height x width, for example 1x3x224x224"
+        )
     return tuple(int(n) for n in re.split("[x,]", text))
 
 
@@ -39,7 +41,9 @@ def load(name: str, input_shape: Sequence[int] | None = None) -> tuple[nn.Module
             made, given = made
             example = given if isinstance(given, tuple) else (given,)
         if not isinstance(made, nn.Module):
-            raise ModelError(f"{name} returned a {type(made).__name__}: it must return a torch.nn.Module or (module, example_inputs)")
+            raise ModelError(
+                f"{name} returned a {type(made).__name__}: it must return a torch.nn.Module or (module, example_inputs)"
+            )
         model = made
     elif name.startswith("timm/"):
         model, size = _timm(name.removeprefix("timm/"))
@@ -69,7 +73,9 @@ def _timm(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     try:
         import timm
     except ImportError as error:
-        raise MissingDependencyError(f"model timm/{name} needs timm, which is not installed: pip install 'dsa-hw[timm]'") from error
+        raise MissingDependencyError(
+            f"model timm/{name} needs timm, which is not installed: pip install 'dsa-hw[timm]'"
+        ) from error
     if not timm.is_model(name):
         raise _unknown(f"timm/{name}", [f"timm/{n}" for n in timm.list_models()])
     model = timm.create_model(name, pretrained=False)
@@ -94,5 +100,7 @@ def _user_factory(name: str) -> Callable[[], Any]:
     except (ImportError, AttributeError) as error:
         raise ModelError(f"model {name!r} cannot be imported ({error}): write it as package.module:factory") from error
     if not callable(factory):
-        raise ModelError(f"model {name!r} is a {type(factory).__name__}: it must be a function that returns a torch.nn.Module")
-    return factory  # type: ignore[no-any-return]
+        raise ModelError(
+            f"model {name!r} is a {type(factory).__name__}: it must be a function that returns a torch.nn.Module"
+        )
+    return factory

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -17,21 +18,24 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.channels.counts import Count, Operation, Term
-from dsa_hw.channels.identities import FIXED, Ids, Use, fixed
+from dsa_hw.channels.identities import Ids, Use, fixed
 from dsa_hw.channels.rules import LARGEST_FREE_TENSOR, Pad, Value, Walk, run
-from dsa_hw.channels.trace import Trace, trace
+from dsa_hw.channels.trace import Trace, TracedOperation, trace
 from dsa_hw.errors import WidthError
 
 __all__ = ["ChannelGroups", "Cut", "Frozen", "analyse"]
 
 Kept = Sequence[NDArray[np.int64]]
 
-_VIEWS = frozenset(
-    "view reshape flatten unflatten squeeze unsqueeze permute transpose swapaxes swapdims t movedim moveaxis select slice "
-    "narrow expand expand_as alias detach chunk split split_with_sizes tensor_split unbind getitem unfold view_as diagonal "
-    "broadcast_to numpy_T mT _unsafe_view reshape_as contiguous lift_fresh_copy dropout to".split()
-)
-"""Operations that move no data in evaluation mode (``reshape`` and ``contiguous`` may; runtimes mostly avoid it)."""
+_VIEWS = frozenset({
+    "view", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "swapaxes", "t", "movedim", "select",
+    "slice", "narrow", "expand", "expand_as", "alias", "detach", "chunk", "split", "split_with_sizes", "unbind",
+    "getitem", "unfold", "view_as", "dropout", "meshgrid"
+})  # fmt: skip
+"""Operations that move no data in evaluation mode."""
+
+
+_ROOT = "(root)"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Frozen:
     name: str
     channels: int
     reason: str
+    members: tuple[str, ...] = ()
+    """The modules that make them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,18 +99,39 @@ class ChannelGroups:
         return f"<{len(self)} channel groups, {int(self.sizes.sum())} removable units; {stay} channels frozen>"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per group, then a row per frozen set: group, channels, members, flops_share, why_frozen."""
-        total = sum(float(t(np.ones(len(self)))) for o in self.operations for t in o.flops) or 1.0
-        by_module: dict[str, float] = {}
-        for operation in self.operations:
-            work = sum(float(t(np.ones(len(self)))) for t in operation.flops)
-            by_module[operation.module] = by_module.get(operation.module, 0.0) + work
+        """A row per group, then a row per frozen set: group, channels, members, flops_share, why_frozen.
+
+        ``flops_share`` is the part of the network's FLOPs that goes into making the group's channels.
+        """
+        shares, rest = self._flops_shares()
         rows = [
-            (name, int(size), ", ".join(members), sum(by_module.get(m, 0.0) for m in members) / total, "")
-            for name, size, members in zip(self.names, self.sizes, self.members, strict=True)
+            (name, int(size), ", ".join(members), float(share), "")
+            for name, size, members, share in zip(self.names, self.sizes, self.members, shares, strict=True)
         ]
-        rows += [(f.name, f.channels, f.name, by_module.get(f.name, 0.0) / total, f.reason) for f in self.frozen]
+        makers = collections.Counter(dict.fromkeys(rest, 0))
+        for f in self.frozen:
+            makers.update(dict.fromkeys(f.members, f.channels))
+        for f in self.frozen:
+            share = sum(rest.get(m, 0.0) * f.channels / makers[m] for m in f.members)
+            rows.append((f.name, f.channels, ", ".join(f.members), share, f.reason))
+        left = sum(work for module, work in rest.items() if not makers[module])
+        if left > 1e-12:
+            rows.append(("(none)", 0, "", left, "work that makes no removable channels"))
         return pd.DataFrame(rows, columns=["group", "channels", "members", "flops_share", "why_frozen"])
+
+    def _flops_shares(self) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """Share of FLOPs of each group, and by module what is left for frozen channels."""
+        shares, rest = np.zeros(len(self)), dict[str, float]()
+        for operation in self.operations:
+            for term in operation.flops:
+                # The first factor counts the channels that the operation makes.
+                made = term.factors[0] if term.factors else Count(1.0, np.zeros(len(self)))
+                work = float(term(np.ones(len(self))))
+                shares += work * made.coefficients / made.dense
+                module = operation.module or _ROOT
+                rest[module] = rest.get(module, 0.0) + work * made.constant / made.dense
+        total = (shares.sum() + sum(rest.values())) or 1.0
+        return shares / total, {module: work / total for module, work in rest.items()}
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -128,7 +155,9 @@ class ChannelGroups:
         if array.shape != (len(self),):
             raise WidthError(f"{array.size} widths for {len(self)} channel groups: give one width per group")
         if array.size and not np.issubdtype(array.dtype, np.integer):
-            raise WidthError(f"widths are whole channel counts, not {array.dtype}: multiply keep ratios by groups.sizes and round")
+            raise WidthError(
+                f"widths are whole channel counts, not {array.dtype}: multiply keep ratios by groups.sizes and round"
+            )
         bad = np.flatnonzero((array < 1) | (array > self.sizes))
         if bad.size:
             k = int(bad[0])
@@ -143,7 +172,9 @@ class ChannelGroups:
         for name, size, units in zip(self.names, self.sizes, kept, strict=True):
             array = np.unique(np.asarray(units, np.int64))
             if array.size == 0 or array.size != np.size(units) or array[0] < 0 or array[-1] >= size:
-                raise WidthError(f"kept units of group {name!r} must be distinct and from 0 to {size - 1}, at least one of them")
+                raise WidthError(
+                    f"kept units of group {name!r} must be distinct and from 0 to {size - 1}, at least one of them"
+                )
             result.append(array)
         return result
 
@@ -191,7 +222,11 @@ def _walk(traced: Trace) -> Walk:
         # An empty array of identities says: one of the model's tensors, identities on demand.
         ids = np.empty(0, np.int64) if own else fixed(tensor.ndim)
         walk.values[graph_name] = Value(
-            ids, tuple(tensor.shape), tensor.element_size(), name if own or large else None, None if own or large else tensor
+            ids,
+            tuple(tensor.shape),
+            tensor.element_size(),
+            name if own or large else None,
+            None if own or large else tensor,
         )
     for node in traced.inputs:
         meta = node.meta.get("val")
@@ -241,15 +276,16 @@ def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> Ch
     for pad in walk.pads:
         if not _own_module(model, walk, pad):
             for label in np.unique(labels[pad.ids]).tolist():
-                reasons.setdefault(label, f"{pad.operation} pads channels inside a larger forward: put it into a module of its own")
+                reasons.setdefault(
+                    label, f"{pad.operation} pads channels inside a larger forward: put it into a module of its own"
+                )
 
     first_id = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(first_id, labels, np.arange(labels.size))
     sets: dict[tuple[int, int, str], list[int]] = {}
-    for label in np.argsort(first_id, kind="stable").tolist():
+    relevant = np.flatnonzero((producer >= 0) | consumed)
+    for label in relevant[np.argsort(first_id[relevant], kind="stable")].tolist():
         if producer[label] < 0:
-            if not consumed[label]:
-                continue
             reasons.setdefault(label, "no operation produces them")
         sets.setdefault((int(producer[label]), int(signature[label]), reasons.get(label, "")), []).append(label)
 
@@ -264,7 +300,7 @@ def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> Ch
         if not reason and len(members) == 1:
             reason = "a single unit: all of its channels can only be removed together"
         if reason:
-            frozen.append(Frozen(name, len(members), reason))
+            frozen.append(Frozen(name, len(members), reason, _makers(ledger.uses, labels, members)))
             continue
         names.append(name)
         sizes.append(len(members))
@@ -272,15 +308,28 @@ def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> Ch
         unit[members] = np.arange(total, total + len(members))
         total += len(members)
     unit[unit < 0] = total
-    return _build(walk, model, labels, unit, _unique(names), np.array(sizes, np.int64), _merged(frozen), tuple(identities))
+    return _build(
+        walk, model, labels, unit, _unique(names), np.array(sizes, np.int64), _merged(frozen), tuple(identities)
+    )
+
+
+def _makers(uses: Sequence[Use], labels: Ids, members: Sequence[int]) -> tuple[str, ...]:
+    """The modules that make the channels with these labels."""
+    wanted = np.zeros(int(labels.max()) + 1, bool)
+    wanted[list(members)] = True
+    found = (u for u in uses if u.role == "out" and wanted[labels[u.ids[u.ids >= 0]]].any())
+    return tuple(dict.fromkeys(_module_of(u.owner) for u in found))
 
 
 def _merged(frozen: Sequence[Frozen]) -> tuple[Frozen, ...]:
     """One entry per name and reason."""
-    counts: dict[tuple[str, str], int] = {}
+    sets: dict[tuple[str, str], list[Frozen]] = {}
     for f in frozen:
-        counts[f.name, f.reason] = counts.get((f.name, f.reason), 0) + f.channels
-    return tuple(Frozen(name, channels, reason) for (name, reason), channels in counts.items())
+        sets.setdefault((f.name, f.reason), []).append(f)
+    return tuple(
+        Frozen(name, sum(f.channels for f in same), reason, tuple(dict.fromkeys(m for f in same for m in f.members)))
+        for (name, reason), same in sets.items()
+    )
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
@@ -293,7 +342,7 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _module_of(tensor: str) -> str:
-    return tensor.removesuffix(".weight") if tensor != "weight" else "(root)"
+    return tensor.removesuffix(".weight") if tensor != "weight" else _ROOT
 
 
 def _own_module(model: nn.Module, walk: Walk, pad: Pad) -> bool:
@@ -305,7 +354,9 @@ def _own_module(model: nn.Module, walk: Walk, pad: Pad) -> bool:
     inside = [o for o in walk.trace.operations if o.module == pad.operation.module]
     sources = {n.name for o in inside for n in o.node.all_input_nodes} - {o.name for o in inside}
     leaf = pad.operation.module and not any(True for _ in [*module.children(), *module.parameters(), *module.buffers()])
-    return bool(leaf) and len(sources) == 1 and all(o.kind in ("slice", "pad", "constant_pad_nd", "alias") for o in inside)
+    return (
+        bool(leaf) and len(sources) == 1 and all(o.kind in ("slice", "pad", "constant_pad_nd", "alias") for o in inside)
+    )
 
 
 def _build(
@@ -373,7 +424,7 @@ def _build(
         flops.setdefault(work.operation, []).append(Term(work.scale, tuple(count(f) for f in work.factors)))
     operations = []
     for traced in walk.trace.operations:
-        sources = [n for n in traced.node.all_input_nodes]
+        sources = traced.node.all_input_nodes
         weights = [walk.trace.tensors[n.name] for n in sources if n.name in walk.trace.tensors]
         activations = [v for n in sources if n.name not in walk.trace.tensors for v in _parts(walk.values[n.name])]
         outputs = _parts(walk.values[traced.name])
@@ -388,7 +439,7 @@ def _build(
                 weights=tuple(weight_term(name) for name in weights if name in tensors),
                 inputs=tuple(elements(v) for v in activations),
                 output=output,
-                view=traced.kind in _VIEWS,
+                view=_is_view(traced),
                 depthwise=depthwise,
                 itemsize=outputs[0].itemsize if outputs else 4,
             )
@@ -436,8 +487,9 @@ def _liveness(walk: Walk, elements: Any) -> tuple[tuple[tuple[int, ...], ...], t
         sources = [i for n in operation.node.all_input_nodes for i in owner.get(n.name, ())]
         for index in sources:
             last[index] = step
-        if operation.kind in _VIEWS or _in_place(operation.node):
-            owner[operation.name] = tuple(dict.fromkeys(owner.get(operation.node.all_input_nodes[0].name, ())))
+        if _is_view(operation) or _in_place(operation):
+            looked_into = operation.node.all_input_nodes[:1] if _in_place(operation) else operation.node.all_input_nodes
+            owner[operation.name] = tuple(dict.fromkeys(i for n in looked_into for i in owner.get(n.name, ())))
             continue
         made = []
         for value in _parts(walk.values[operation.name]):
@@ -454,6 +506,24 @@ def _liveness(walk: Walk, elements: Any) -> tuple[tuple[tuple[int, ...], ...], t
     return tuple(alive), tuple(storage)
 
 
-def _in_place(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
+def _is_view(operation: TracedOperation) -> bool:
+    """Whether the output looks into the input's memory; ``reshape`` and ``contiguous`` do if the strides allow it."""
+    if operation.kind in _VIEWS:
+        return True
+    if operation.kind not in ("reshape", "flatten", "contiguous", "to", "reshape_as"):
+        return False
+    before, after = operation.node.all_input_nodes[0].meta["val"], operation.node.meta["val"]
+    if operation.kind == "to":
+        return bool(before.dtype == after.dtype)
+    if operation.kind == "contiguous":
+        return bool(before.is_contiguous())
+    try:
+        torch.empty_strided(before.shape, before.stride(), device="meta").view(after.shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_place(operation: TracedOperation) -> bool:
+    schema = getattr(operation.node.target, "_schema", None)
     return schema is not None and schema.is_mutable

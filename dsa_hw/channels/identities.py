@@ -167,26 +167,36 @@ class Ledger:
         self.boxes.append((ids, reason))
 
     def components(self) -> tuple[Ids, int]:
-        """(label of every identity, number of labels) after making every box a box."""
-        labels, count = self._connect()
-        while True:
-            before = count
+        """(label of every identity, number of labels) after making every box a box.
+
+        In the order of the operations, since a box that was mended decides how the next one looks: a channel shuffle
+        is a view to (g, C / g) and its transpose, and only the first says which axis shrinks.
+        """
+        labels, count = _connect(self.size, self._edges)
+        changed = True
+        while changed:
+            changed = False
             for ids, reason in self.boxes:
                 named = np.where(ids >= 0, labels[ids], FIXED)
                 axes = [a for a in range(ids.ndim) if (named != named.take([0], a)).any()]
-                if len(axes) > 1:
-                    # The axis that shrinks is the last one that still varies: C // g in a view to (g, C // g), and the
-                    # number of heads once the channels inside each head are joined by the attention itself.
-                    self.join_along(ids, [a for a in range(ids.ndim) if a != axes[-1]], reason)
-            labels, count = self._connect()
-            if count == before:
-                return labels, count
+                if len(axes) < 2:
+                    continue
+                # The axis that shrinks is the last one that still varies: C // g in a view to (g, C // g), and the
+                # number of heads once the channels inside each head are joined by the attention itself.
+                start = len(self._edges)
+                self.join_along(ids, [a for a in range(ids.ndim) if a != axes[-1]], reason)
+                merged, left = _connect(count, [(labels[a], labels[b]) for a, b in self._edges[start:]])
+                changed = changed or left < count
+                labels, count = merged[labels], left
+        return labels, count
 
-    def _connect(self) -> tuple[Ids, int]:
-        if not self._edges:
-            return np.arange(self.size, dtype=np.int64), self.size
-        rows = np.concatenate([a for a, _ in self._edges])
-        columns = np.concatenate([b for _, b in self._edges])
-        graph = coo_array((np.ones(rows.size, np.int8), (rows, columns)), shape=(self.size, self.size))
-        count, labels = connected_components(graph, directed=False)
-        return labels.astype(np.int64), int(count)
+
+def _connect(size: int, edges: Sequence[tuple[Ids, Ids]]) -> tuple[Ids, int]:
+    """(label of each of ``size`` nodes, number of connected components)."""
+    if not edges:
+        return np.arange(size, dtype=np.int64), size
+    rows = np.concatenate([a for a, _ in edges])
+    columns = np.concatenate([b for _, b in edges])
+    graph = coo_array((np.ones(rows.size, np.int8), (rows, columns)), shape=(size, size))
+    count, labels = connected_components(graph, directed=False)
+    return labels.astype(np.int64), int(count)

@@ -6,6 +6,7 @@ divided by their mean first, so that a layer with large weights does not speak f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,9 @@ def scores(model: nn.Module, groups: ChannelGroups, importance: str | Importance
     """Checked importance of every unit: K arrays of shape (C_k,), finite and not negative."""
     if isinstance(importance, str):
         if importance not in IMPORTANCES:
-            raise WidthError(f"importance {importance!r} is unknown: choose from {', '.join(sorted(IMPORTANCES))} or give a function")
+            raise WidthError(
+                f"importance {importance!r} is unknown: choose from {', '.join(sorted(IMPORTANCES))} or give a function"
+            )
         function = IMPORTANCES[importance]
     else:
         function = importance
@@ -52,7 +55,9 @@ def scores(model: nn.Module, groups: ChannelGroups, importance: str | Importance
         if array.shape != (size,):
             raise WidthError(f"importance of group {name!r} has shape {array.shape}: it must be ({size},)")
         if not np.isfinite(array).all() or (array < 0).any():
-            raise WidthError(f"importance of group {name!r} has NaN, infinite or negative values: check the weights for NaN")
+            raise WidthError(
+                f"importance of group {name!r} has NaN, infinite or negative values: check the weights for NaN"
+            )
         result.append(array)
     return result
 
@@ -70,7 +75,10 @@ def choose(
     ]
 
 
-def _combined(model: nn.Module, groups: ChannelGroups, members: list[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> Scores:
+_Member = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def _combined(groups: ChannelGroups, members: list[_Member]) -> Scores:
     """Average over members of scores normalised to mean 1. Each member: (unit of each entry, score of each entry)."""
     total = int(groups.offsets[-1])
     score = np.zeros(total)
@@ -89,7 +97,7 @@ def _combined(model: nn.Module, groups: ChannelGroups, members: list[tuple[NDArr
     return np.split(score / np.maximum(voices, 1), groups.offsets[1:-1]) if len(groups) else []
 
 
-def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[_Member]:
     """For each weight that makes channels: the L1 or L2 norm of what makes each of them."""
     parameters = dict(model.named_parameters())
     result = []
@@ -103,29 +111,31 @@ def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[tupl
 @importance("l1")
 def _l1(model: nn.Module, groups: ChannelGroups) -> Scores:
     """L1 norm of the weights that make the channel."""
-    return _combined(model, groups, _producers(model, groups, 1))
+    return _combined(groups, _producers(model, groups, 1))
 
 
 @importance("l2")
 def _l2(model: nn.Module, groups: ChannelGroups) -> Scores:
     """L2 norm of the weights that make the channel."""
-    return _combined(model, groups, _producers(model, groups, 2))
+    return _combined(groups, _producers(model, groups, 2))
 
 
 @importance("gamma")
 def _gamma(model: nn.Module, groups: ChannelGroups) -> Scores:
-    """|gamma| of the batch norms right after the group's producers (the paper); L1 of weights for groups without any."""
+    """|gamma| of the batch norms on the group's channels (the paper); L1 of weights for groups without any."""
     parameters = dict(model.named_parameters())
     kinds = {operation.name: operation.kind for operation in groups.operations}
-    makers = [set(np.unique(units).tolist()) for units, _ in ((c.units, 0) for c in groups.cuts if c.role == "out")]
-    scales = []
+    makers = {frozenset(cut.units.tolist()) for cut in groups.cuts if cut.role == "out"}
+    scales: list[_Member] = []
+    heard = np.zeros(int(groups.offsets[-1]) + 1, bool)
     for cut in groups.cuts:
-        own = cut.role == "per" and kinds.get(cut.operation) == "batch_norm" and cut.tensor.endswith("weight")
-        # A norm over a concatenation speaks for several groups; one that covers a producer's channels exactly is theirs.
-        if own and cut.tensor in parameters and set(np.unique(cut.units).tolist()) in makers:
+        scale = cut.role == "per" and kinds.get(cut.operation) == "batch_norm" and cut.tensor.endswith("weight")
+        # A norm over a concatenation speaks for several groups; one that covers a producer's channels exactly is
+        # theirs.
+        if scale and cut.tensor in parameters and frozenset(cut.units.tolist()) in makers:
             scales.append((cut.units, parameters[cut.tensor].detach().abs().double().cpu().numpy()))
-    gamma = _combined(model, groups, scales)
-    silent = [not any((units[:, None] >= start).any() and (units < stop).any() and ((units >= start) & (units < stop)).any() for units, _ in scales)
-              for start, stop in zip(groups.offsets, groups.offsets[1:], strict=False)]
+            heard[cut.units] = True
+    gamma = _combined(groups, scales)
+    silent = [not heard[start:stop].all() for start, stop in itertools.pairwise(groups.offsets)]
     weights = _l1(model, groups) if any(silent) else gamma
     return [w if s else g for g, w, s in zip(gamma, weights, silent, strict=True)]

@@ -1,12 +1,13 @@
 """Masks without surgery: the network as if channels were gone, or fading.
 
 A channel is felt only where something sums over it. So the mask goes on the *inputs* of the operations that consume
-the group (columns of the next weights), which is after batch norm, activation, residual sums and pooling, whatever they
-are, and exact for every one of them; scaling weights is also cheaper than scaling activations. Layer and group norm take
-their statistics over the kept channels, with the mask as weights.
+the group (columns of the next weights), which is after batch norm, activation, residual sums and pooling, whatever
+they are, and exact for every one of them; scaling weights is also cheaper than scaling activations. Layer and group
+norm take their statistics over the kept channels, with the mask as weights.
 
-The masked weights shadow the parameters as plain instance attributes while the context is open: ``state_dict``, optimisers
-and parameter order never notice, gradients flow to the parameters and to the mask, and on leaving nothing remains.
+The masked weights shadow the parameters as plain instance attributes while the context is open: ``state_dict``,
+optimisers and parameter order never notice, gradients flow to the parameters and to the mask, and on leaving nothing
+remains.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ __all__ = ["masked"]
 def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iterator[nn.Module]:
     """Run ``model`` with channels masked.
 
-    ``kept``: for each group the indices of its kept units (integers), or a mask over its units, a floating-point tensor of
-    shape (C_k,), which may require gradients.
+    ``kept``: for each group the indices of its kept units (integers), or a mask over its units, a floating-point
+    tensor of shape (C_k,), which may require gradients.
     """
     flat = _flat_mask(model, groups, kept)
     parameters = dict(model.named_parameters())
@@ -98,7 +99,7 @@ class _KeptStatistics(TorchFunctionMode):
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         mask = self.masks.get(id(given.get("weight")))
         if mask is None:
-            return func(*args, **kwargs)  # type: ignore[no-any-return]
+            return func(*args, **kwargs)
         x: Tensor = given["input"]
         weight, bias, eps = given["weight"], given.get("bias"), given.get("eps", default_eps)
         if eps is None:

@@ -1,8 +1,8 @@
 """What each operation does to channel identities: one small function per kind of operation, registered by name.
 
-A rule gets the walk (ledger and values) and the operation; it returns the identities of the output, and on the way records
-which dimensions of which tensors the channels index, what must be removed together, and what is counted as FLOPs. An
-operation without a rule freezes the channels that reach it and is reported; nothing is guessed.
+A rule gets the walk (ledger and values) and the operation; it returns the identities of the output, and on the way
+records which dimensions of which tensors the channels index, what must be removed together, and what is counted as
+FLOPs. An operation without a rule freezes the channels that reach it and is reported; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from dsa_hw.channels.identities import FIXED, Ids, Ledger, compress, fixed, reshape, varying
+from dsa_hw.channels.identities import Ids, Ledger, compress, fixed, reshape, varying
 from dsa_hw.channels.trace import Trace, TracedOperation
 
 __all__ = ["LARGEST_FREE_TENSOR", "RULES", "Extent", "Flops", "Pad", "Value", "Walk", "rule", "run"]
@@ -38,7 +38,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Flops:
-    """``scale`` FLOPs for each combination of entries of ``factors`` (identity arrays that are counted)."""
+    """``scale`` FLOPs for each combination of entries of ``factors``, identity arrays; what is made comes first."""
 
     operation: str
     scale: float
@@ -164,8 +164,9 @@ def run(walk: Walk, operation: TracedOperation) -> None:
 
 def _number(walk: Walk, node: fx.Node, meta: torch.Tensor) -> torch.Tensor | None:
     """The operation's result where all that it takes is known (arithmetic on index tables)."""
-    known = {n: getattr(walk.values[n.name], "number", None) for n in node.all_input_nodes}
-    if not known or any(v is None for v in known.values()) or meta.numel() > LARGEST_FREE_TENSOR:
+    found = {n: getattr(walk.values[n.name], "number", None) for n in node.all_input_nodes}
+    known = {n: number for n, number in found.items() if isinstance(number, torch.Tensor)}
+    if not known or len(known) < len(found) or meta.numel() > LARGEST_FREE_TENSOR:
         return None
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: known[n].clone())
     result = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -205,8 +206,7 @@ def getitem(walk: Walk, operation: TracedOperation) -> Any:
     return walk.values[operation.arguments["input"].name][operation.arguments["index"]]
 
 
-@rule("zeros", "ones", "full", "empty", "arange", "new_zeros", "new_ones", "new_full", "new_empty", "eye", "linspace")
-@rule("zeros_like", "ones_like", "full_like", "empty_like", "scalar_tensor", "rand", "randn", "sym_size", "meshgrid")
+@rule("zeros", "ones", "full", "arange", "linspace", "meshgrid", "new_zeros", "new_ones")
 def constant(walk: Walk, operation: TracedOperation) -> Any:
     """A tensor made from nothing has no channels."""
     meta = operation.node.meta.get("val")
@@ -218,7 +218,7 @@ def constant(walk: Walk, operation: TracedOperation) -> Any:
 # --- element by element ----------------------------------------------------------------------------------------------
 
 
-@rule("dropout", "feature_dropout", "alpha_dropout", "hardswish", "copy")
+@rule("dropout", "hardswish", "copy")
 def pointwise(walk: Walk, operation: TracedOperation) -> Ids:
     """Element-wise with broadcasting: what meets in an element is removed together."""
     return merge(walk, [walk.value(node) for node in operation.node.all_input_nodes], walk.shape)
@@ -227,7 +227,10 @@ def pointwise(walk: Walk, operation: TracedOperation) -> Ids:
 def merge(walk: Walk, values: Sequence[Value], shape: Sequence[int]) -> Ids:
     """Identities of an element-wise combination of ``values`` broadcast to ``shape``."""
     rank = len(shape)
-    parts = [(v.ids.reshape((1,) * (rank - v.ids.ndim) + v.ids.shape), (1,) * (rank - len(v.shape)) + v.shape) for v in values]
+    parts = [
+        (v.ids.reshape((1,) * (rank - v.ids.ndim) + v.ids.shape), (1,) * (rank - len(v.shape)) + v.shape)
+        for v in values
+    ]
     axes = {axis for ids, _ in parts for axis in varying(ids)}
     result = fixed(rank)
     for ids, extent in parts:
@@ -246,16 +249,30 @@ def merge(walk: Walk, values: Sequence[Value], shape: Sequence[int]) -> Ids:
     return compress(result)
 
 
-@rule("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "to", "_to_copy", "type_as", "fill", "zero", "float")
-@rule("detach_copy", "_assert_tensor_metadata", "requires_grad", "native_dropout", "identity", "bernoulli", "native_channel")
+@rule(
+    "clone",
+    "contiguous",
+    "alias",
+    "detach",
+    "lift_fresh_copy",
+    "to",
+    "type_as",
+    "fill",
+    "zero",
+    "zeros_like",
+    "ones_like",
+)
 def same(walk: Walk, operation: TracedOperation) -> Any:
-    """The first argument's channels, untouched."""
-    if operation.node.meta.get("val") is None:
-        return None
+    """The first argument's channels, untouched; a tensor made in its likeness follows it."""
     return walk.value(operation.node.all_input_nodes[0]).ids
 
 
-@rule("prelu", "_prelu_kernel")
+@rule("_assert_tensor_metadata")
+def nothing(walk: Walk, operation: TracedOperation) -> None:
+    """A check that ``torch.export`` puts in; it has no output."""
+
+
+@rule("prelu")
 def prelu(walk: Walk, operation: TracedOperation) -> Ids:
     """One slope per channel (axis 1), or one for all."""
     value = walk.value(operation.arguments["self"])
@@ -278,18 +295,18 @@ def glu(walk: Walk, operation: TracedOperation) -> Ids:
 # --- moving data -----------------------------------------------------------------------------------------------------
 
 
-@rule("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view", "ravel", "view_as", "reshape_as")
+@rule("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")
 def reshaped(walk: Walk, operation: TracedOperation) -> Ids:
     """Any regrouping of axes that keeps the order of the elements."""
     value = walk.value(operation.node.all_input_nodes[0])
     ids = reshape(value.ids, value.shape, walk.shape)
-    if operation.kind not in ("flatten", "squeeze", "unsqueeze", "ravel"):
+    if operation.kind not in ("flatten", "squeeze", "unsqueeze"):
         for axis in varying(ids):
             walk.extents.append(Extent(operation.module, np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1)[:, 0]))
     return ids
 
 
-@rule("permute", "transpose", "swapaxes", "swapdims", "t", "movedim", "moveaxis", "numpy_T", "mT", "adjoint")
+@rule("permute", "transpose", "swapaxes", "t", "movedim")
 def permuted(walk: Walk, operation: TracedOperation) -> Ids:
     """Another order of the axes: the same operation on the identities."""
     node = operation.node
@@ -309,7 +326,7 @@ def select(walk: Walk, operation: TracedOperation) -> Ids:
     value = walk.value(operation.arguments["self"])
     axis = operation.arguments["dim"] % len(value.shape)
     index = operation.arguments["index"] % value.shape[axis]
-    return value.ids.take(index if value.ids.shape[axis] > 1 else 0, axis)
+    return np.asarray(value.ids.take(index if value.ids.shape[axis] > 1 else 0, axis))
 
 
 @rule("slice", "narrow")
@@ -327,21 +344,21 @@ def sliced(walk: Walk, operation: TracedOperation) -> Ids:
     return compress(value.ids[(slice(None),) * axis + (cut,)])
 
 
-@rule("expand", "expand_as", "broadcast_to")
+@rule("expand", "expand_as")
 def expand(walk: Walk, operation: TracedOperation) -> Ids:
     """Axes of length 1 repeated."""
     ids = walk.value(operation.node.all_input_nodes[0]).ids
     return ids.reshape((1,) * (len(walk.shape) - ids.ndim) + ids.shape)
 
 
-@rule("cat", "concat", "concatenate")
+@rule("cat")
 def cat(walk: Walk, operation: TracedOperation) -> Ids:
     """Tensors one after the other: each keeps its own identities."""
     arguments = operation.arguments
     values = [v for v in map(walk.value, arguments["tensors"]) if v.shape != (0,)]
     axis = arguments["dim"] % len(walk.shape)
-    widest = np.broadcast_shapes(*[v.ids.shape[:axis] + (1,) + v.ids.shape[axis + 1 :] for v in values])
-    parts = [np.broadcast_to(v.ids, widest[:axis] + (v.shape[axis],) + widest[axis + 1 :]) for v in values]
+    widest = np.broadcast_shapes(*[(*v.ids.shape[:axis], 1, *v.ids.shape[axis + 1 :]) for v in values])
+    parts = [np.broadcast_to(v.ids, (*widest[:axis], v.shape[axis], *widest[axis + 1 :])) for v in values]
     return compress(np.concatenate(parts, axis))
 
 
@@ -362,11 +379,14 @@ def _chunks(walk: Walk, value: Value, count: int, axis: int) -> list[Ids]:
         bounds = np.cumsum([len(part) for part in np.array_split(np.arange(value.shape[axis]), count)])[:-1]
         return [compress(part) for part in np.split(value.ids, bounds, axis)]
     parts = np.split(value.ids, count, axis)
-    walk.ledger.box(np.stack([walk.ledger.join_along(p, [a for a in varying(p) if a != axis], walk.reason).ravel() for p in parts]), walk.reason)
+    walk.ledger.box(
+        np.stack([walk.ledger.join_along(p, [a for a in varying(p) if a != axis], walk.reason).ravel() for p in parts]),
+        walk.reason,
+    )
     return [compress(part) for part in parts]
 
 
-@rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
+@rule("chunk", "split", "split_with_sizes")
 def split(walk: Walk, operation: TracedOperation) -> tuple[Ids, ...]:
     """Equal parts stay equal; unequal ones are cut where they are cut (and checked when the network is shrunk)."""
     value = walk.value(operation.arguments["self"])
@@ -385,21 +405,21 @@ def unbind(walk: Walk, operation: TracedOperation) -> tuple[Ids, ...]:
     value = walk.value(operation.arguments["self"])
     axis = operation.arguments["dim"] % len(value.shape)
     full = value.ids.shape[axis] > 1
-    return tuple(value.ids.take(i if full else 0, axis) for i in range(value.shape[axis]))
+    return tuple(np.asarray(value.ids.take(i if full else 0, axis)) for i in range(value.shape[axis]))
 
 
-@rule("pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d", "reflection_pad1d", "replication_pad1d")
+@rule("pad")
 def pad(walk: Walk, operation: TracedOperation) -> Ids:
     """Padding an axis of channels makes channels of its own (option-A shortcuts); other axes do not matter."""
     value = walk.value(operation.arguments["self"])
-    amounts = list(operation.arguments.get("pad") or operation.arguments.get("padding") or ())
+    amounts = list(operation.arguments["pad"])
     ids = value.ids
     for i in range(len(amounts) // 2):
         axis = len(value.shape) - 1 - i
         before, after = amounts[2 * i], amounts[2 * i + 1]
         if ids.shape[axis] == 1 or (before, after) == (0, 0):
             continue
-        if before < 0 or after < 0 or operation.arguments.get("mode", "constant") != "constant" or len(varying(ids)) > 1:
+        if before < 0 or after < 0 or operation.arguments["mode"] != "constant" or len(varying(ids)) > 1:
             return unknown(walk, operation)
         new = walk.ledger.fresh(before + after)
         shape = (1,) * axis + (-1,) + (1,) * i
@@ -415,16 +435,18 @@ def index(walk: Walk, operation: TracedOperation) -> Ids:
     value = walk.value(operation.arguments["self"])
     if (value.ids < 0).all():
         return fixed(len(walk.shape))
-    numbers = []
+    numbers: list[Any] = []
     for argument in operation.arguments["indices"]:
-        known = walk.values[argument.name].number if isinstance(argument, fx.Node) else None
-        if argument is not None and known is None:
+        if argument is None:
+            numbers.append(slice(None))
+        elif (number := walk.values[argument.name].number) is not None:
+            numbers.append(number.numpy())
+        else:
             return unknown(walk, operation)
-        numbers.append(slice(None) if argument is None else known.numpy())
     return compress(np.broadcast_to(value.ids, value.shape)[tuple(numbers)])
 
 
-@rule("roll", "flip", "repeat", "tile", "rot90", "pixel_unshuffle", "unfold", "channel_shuffle", "repeat_interleave", "diagonal")
+@rule("roll", "flip", "repeat", "pixel_unshuffle", "unfold", "channel_shuffle")
 def moved(walk: Walk, operation: TracedOperation) -> Ids:
     """Any other pure move of data: the same operation on the identities in full."""
     node = operation.node
@@ -451,22 +473,19 @@ def pixel_shuffle(walk: Walk, operation: TracedOperation) -> Ids:
 # --- over space, over channels ---------------------------------------------------------------------------------------
 
 
-@rule(*[f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max", "lp") for n in (1, 2, 3)])
-@rule(*[f"max_pool{n}d_with_indices" for n in (1, 2, 3)])
-@rule("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-@rule("upsample_nearest1d", "upsample_linear1d", "upsample_nearest3d", "upsample_trilinear3d", "_upsample_nearest_exact2d")
+@rule(*[f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)])
+@rule("max_pool2d_with_indices", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
 def spatial(walk: Walk, operation: TracedOperation) -> Any:
     """Pooling and resizing work inside each channel."""
     value = walk.value(operation.node.all_input_nodes[0])
-    last = [n for n in (1, 2, 3) if f"{n}d" in operation.kind][0]
+    last = next(n for n in (1, 2, 3) if f"{n}d" in operation.kind)
     axes = range(len(value.shape) - last, len(value.shape))
     ids = walk.ledger.join_along(value.ids, list(axes), walk.reason)
     meta = operation.node.meta["val"]
     return ids if isinstance(meta, torch.Tensor) else (ids,) * len(meta)
 
 
-@rule("mean", "sum", "amax", "amin", "max", "min", "var", "std", "norm", "linalg_vector_norm", "prod", "logsumexp", "argmax")
-@rule("var_mean", "std_mean", "all", "any")
+@rule("mean", "sum", "amax", "amin", "max", "min", "var", "std", "linalg_vector_norm")
 def reduction(walk: Walk, operation: TracedOperation) -> Any:
     """Reducing an axis mixes what lies along it: it can only be removed together."""
     value = walk.value(operation.node.all_input_nodes[0])
@@ -489,13 +508,12 @@ def _mixed(walk: Walk, ids: Ids, axes: Sequence[int]) -> Ids:
     return walk.ledger.join_along(ids, axes, f"{walk.current} mixes them with channels that cannot be removed")
 
 
-@rule("softmax", "log_softmax", "_softmax", "cumsum", "sort", "topk")
+@rule("softmax", "log_softmax")
 def along(walk: Walk, operation: TracedOperation) -> Any:
     """Mixes along one axis and keeps it."""
     value = walk.value(operation.node.all_input_nodes[0])
     _mixed(walk, value.ids, [operation.arguments["dim"] % len(value.shape)])
-    meta = operation.node.meta["val"]
-    return value.ids if isinstance(meta, torch.Tensor) else (value.ids,) * len(meta)
+    return value.ids
 
 
 # --- normalisation ---------------------------------------------------------------------------------------------------
@@ -550,31 +568,33 @@ def group_norm(walk: Walk, operation: TracedOperation) -> Ids:
 # --- producers: convolution, linear, embedding -----------------------------------------------------------------------
 
 
-@rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def convolution(walk: Walk, operation: TracedOperation) -> Ids:
     """Normal, grouped, depthwise, and each of them transposed.
 
-    Weights are (C_out, C_in / groups, ...), transposed ones (C_in, C_out / groups, ...). A grouped convolution keeps its
-    number of groups and loses the i-th channel of each; a depthwise one (a single input channel per group) loses
+    Weights are (C_out, C_in / groups, ...), transposed ones (C_in, C_out / groups, ...). A grouped convolution keeps
+    its number of groups and loses the i-th channel of each; a depthwise one (a single input channel per group) loses
     whole groups.
     """
     arguments = operation.arguments
     value = walk.value(arguments["input"])
     weight = arguments["weight"]
     kernel = [int(n) for n in weight.meta["val"].shape]
-    transposed = bool(arguments.get("transposed", "transpose" in operation.kind))
+    transposed = "transpose" in operation.kind
     rank = len(kernel) - 2
     axis = len(value.shape) - rank - 1  # 1, or 0 without a batch
     groups = int(arguments["groups"])
     incoming = walk.vector(value, axis)
     outgoing_count = walk.shape[axis]
     name = walk.tensor_name(weight)
-    if name is None:
-        walk.ledger.freeze(incoming, f"the weight of {operation} is computed")
-        return fixed(len(walk.shape))
-    ledger = walk.ledger
     spatial_size = prod((value.shape if transposed else walk.shape)[axis + 1 :])
     scale = 2.0 * prod(walk.shape[:axis]) * spatial_size * prod(kernel[2:])
+    if name is None:
+        walk.ledger.freeze(incoming, f"the weight of {operation} is computed")
+        walk.flops.append(Flops(walk.name, scale * kernel[0] * kernel[1], ()))
+        return fixed(len(walk.shape))
+    ledger = walk.ledger
+    factors: tuple[Ids, ...]
     dim_in, dim_out = (0, 1) if transposed else (1, 0)
     if groups == 1:
         ledger.slot(name, dim_in, incoming, "in", walk.name)
@@ -595,7 +615,7 @@ def convolution(walk: Walk, operation: TracedOperation) -> Ids:
             ledger.slot(name, 0, incoming, "in", walk.name)
             first_out = ledger.made(name, 1, outgoing_count // groups, "out", walk.name)
             outgoing = np.tile(first_out, groups)
-            factors = (incoming, first_out)
+            factors = (first_out, incoming)
         else:
             ledger.slot(name, 1, first_in, "in", walk.name)
             outgoing = ledger.made(name, 0, outgoing_count, "out", walk.name)
@@ -620,6 +640,7 @@ def _linear(walk: Walk, operation: TracedOperation, source: Any, weight: Any, bi
     name = walk.tensor_name(weight)
     if name is None:
         walk.ledger.freeze(incoming, f"the weight of {operation} is computed")
+        walk.flops.append(Flops(walk.name, 2.0 * prod(value.shape) * walk.shape[-1], ()))
         return fixed(rank)
     walk.ledger.slot(name, dim_in, incoming, "in", walk.name)
     outgoing = walk.ledger.made(name, 1 - dim_in, walk.shape[-1], "out", walk.name)
@@ -641,13 +662,12 @@ def embedding(walk: Walk, operation: TracedOperation) -> Ids:
 # --- products of activations -----------------------------------------------------------------------------------------
 
 
-@rule("matmul", "mm", "bmm", "addmm", "baddbmm", "mv")
+@rule("matmul", "mm", "bmm", "addmm")
 def matmul(walk: Walk, operation: TracedOperation) -> Ids:
     """With one of the model's matrices it is a linear layer; otherwise a contraction of two activations."""
     arguments = operation.arguments
-    bias = arguments["self"] if operation.kind in ("addmm", "baddbmm") else None
-    names = ("mat1", "mat2") if operation.kind == "addmm" else ("batch1", "batch2") if operation.kind == "baddbmm" else None
-    first, second = (arguments[n] for n in names) if names else [a for a in arguments.values() if isinstance(a, fx.Node)]
+    bias = arguments["self"] if operation.kind == "addmm" else None
+    first, second = [a for a in arguments.values() if isinstance(a, fx.Node) and a is not bias]
     right = walk.values[second.name]
     if walk.tensor_name(second) is not None and len(right.shape) == 2 and walk.tensor_name(first) is None:
         return _linear(walk, operation, first, second, bias, dim_in=0)

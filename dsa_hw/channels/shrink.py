@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dsa_hw.channels.importance import Importance, choose
 from dsa_hw.channels.rules import Pad
 from dsa_hw.errors import WidthError
 
-__all__ = ["check_model", "shrink", "shrink_to"]
+__all__ = ["first_difference", "shrink", "shrink_to"]
 
 
 def shrink(
@@ -28,34 +28,33 @@ def shrink(
 ) -> nn.Module:
     """A copy of ``model`` without the channels that are not kept; ``model`` itself is untouched.
 
-    ``kept``: the kept units of each group, or widths (a number per group, or a mapping from names to numbers), for which
-    ``choose`` picks the units by ``importance``.
+    ``kept``: the kept units of each group, or widths (a number per group, or a mapping from names to numbers), for
+    which ``choose`` picks the units by ``importance``.
     """
-    check_model(model, groups)
-    if isinstance(kept, (Mapping, pd.Series)) or all(np.ndim(k) == 0 for k in kept):
-        kept = choose(model, groups, kept, importance)
-    return shrink_to(model, groups, groups.check_kept(kept))
+    if found := first_difference(model, groups.shapes):
+        raise WidthError(f"the groups belong to another network: {found} in the groups. Call find_groups on this model")
+    widths = isinstance(kept, (Mapping, pd.Series)) or all(np.ndim(k) == 0 for k in kept)
+    units = choose(model, groups, kept, importance) if widths else list(kept)
+    return shrink_to(model, groups, groups.check_kept(units))
 
 
-def check_model(model: nn.Module, groups: ChannelGroups) -> None:
-    """Refuse a model whose tensors are not those that the groups were found in, naming the first difference."""
-    shapes = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    for name in [*groups.shapes, *shapes]:
-        here, there = shapes.get(name), groups.shapes.get(name)
+def first_difference(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Where the model's tensors are not those of ``shapes``: "NAME is SHAPE in the model and SHAPE", or nothing."""
+    found = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    for name in [*shapes, *found]:
+        here, there = found.get(name), shapes.get(name)
         if here != there:
-            raise WidthError(
-                f"the channel groups belong to another network: {name} is {here or 'missing'} in the model and "
-                f"{there or 'missing'} in the groups. Call find_groups on this model"
-            )
+            return f"{name} is {here or 'missing'} in the model and {there or 'missing'}"
+    return ""
 
 
 def shrink_to(
     model: nn.Module,
     groups: ChannelGroups,
     kept: Sequence[NDArray[np.int64]],
-    make: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    device: str | None = None,
 ) -> nn.Module:
-    """As ``shrink`` without checks; ``make`` turns each narrowed tensor into the one to store (verification uses it).
+    """As ``shrink`` without checks; on ``device="meta"`` no number is ever copied (shapes are all that is asked).
 
     ``copy.deepcopy`` takes what its memo already knows: handing it the narrowed tensors in place of the old ones copies
     everything else, keeps tied weights tied, and never duplicates the large ones.
@@ -65,10 +64,10 @@ def shrink_to(
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         if id(tensor) in memo or name not in slices:
             continue
-        memo[id(tensor)] = _like(tensor, make(_narrow(tensor.detach(), slices[name])))
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if id(tensor) not in memo:
-            memo[id(tensor)] = _like(tensor, make(tensor.detach().clone()))
+        memo[id(tensor)] = _like(tensor, _narrow(tensor.detach().to(device=device), slices[name]))
+    if device is not None:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            memo.setdefault(id(tensor), _like(tensor, tensor.detach().to(device=device)))
     small = copy.deepcopy(model, memo)
     mask = groups.flat_mask(kept)
     for module in small.modules():
@@ -116,7 +115,7 @@ def fit_attributes(module: nn.Module) -> None:
     elif isinstance(module, nn.PReLU):
         module.num_parameters = weight.shape[0]
     elif isinstance(getattr(module, "normalized_shape", None), tuple) and weight.ndim == 1:
-        module.normalized_shape = tuple(weight.shape)  # a layer norm of the user's own
+        setattr(module, "normalized_shape", tuple(weight.shape))  # noqa: B010  (a layer norm of the user's own)
 
 
 def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_]) -> None:
@@ -126,8 +125,8 @@ def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_
     Almost: that is why ``find_groups`` compares the shrunk with the masked network before it offers the group.
     """
     lengths: dict[str, dict[int, set[int]]] = {}
-    for module, units in groups.extents:
-        lengths.setdefault(module, {}).setdefault(units.size, set()).add(int(mask[units].sum()))
+    for path, units in groups.extents:
+        lengths.setdefault(path, {}).setdefault(units.size, set()).add(int(mask[units].sum()))
     for name, changes in lengths.items():
         module = small.get_submodule(name)
         if type(module).__module__.startswith("torch.nn."):
@@ -144,7 +143,11 @@ def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_]
         if kept.all():
             continue
         parent, _, leaf = pad.operation.module.rpartition(".")
-        setattr(small.get_submodule(parent), leaf, _moves(groups, pad, int(kept[: pad.before].sum()), int(kept[pad.before :].sum())))
+        setattr(
+            small.get_submodule(parent),
+            leaf,
+            _moves(groups, pad, int(kept[: pad.before].sum()), int(kept[pad.before :].sum())),
+        )
 
 
 def _moves(groups: ChannelGroups, pad: Pad, before: int, after: int) -> nn.Module:
@@ -155,9 +158,9 @@ def _moves(groups: ChannelGroups, pad: Pad, before: int, after: int) -> nn.Modul
     for operation in inside:
         args, kwargs = fx.node.map_arg((operation.node.args, operation.node.kwargs), lambda n: made.get(n, source))
         if operation is pad.operation:
-            amounts = list(args[1])
+            amounts: list[Any] = list(args[1])  # type: ignore[arg-type]
             amounts[pad.position : pad.position + 2] = [before, after]
             args = (args[0], amounts, *args[2:])
-        made[operation.node] = graph.call_function(operation.node.target, args, kwargs)
+        made[operation.node] = graph.call_function(operation.node.target, args, kwargs)  # type: ignore[arg-type]
     graph.output(made[inside[-1].node])
-    return fx.GraphModule(nn.Module(), graph, type(pad.operation).__name__)
+    return fx.GraphModule(nn.Module(), graph, "ShrunkPadding")

@@ -8,6 +8,7 @@ and never on the model's source.
 from __future__ import annotations
 
 import contextlib
+import io
 import operator
 import os
 import pathlib
@@ -73,7 +74,8 @@ def as_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
         return tuple(example_inputs), {}
     raise TraceError(
-        f"example_inputs is a {type(example_inputs).__name__}: give a tensor, a tuple of arguments or a dict of keyword arguments"
+        f"example_inputs is a {type(example_inputs).__name__}: "
+        "give a tensor, a tuple of arguments or a dict of keyword arguments"
     )
 
 
@@ -96,20 +98,32 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
         warnings.simplefilter("ignore")
         _check_forward(model, args, kwargs)
         try:
-            program = torch.export.export(model, args, kwargs, strict=False)
+            # On failure torch.export prints the half-made graph to the terminal; the error says it in one line.
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                program = torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:
             raise TraceError(
-                f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. "
-                "Data-dependent control flow in forward is the usual cause: remove it, or trace the part of the model without it"
+                f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Data-dependent control flow "
+                "in forward is the usual cause: remove it, or trace the part of the model without it"
             ) from error
     signature = program.graph_signature
-    tensors = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    # A tied tensor has several names; everywhere else it goes by the first, as in model.named_parameters().
+    first: dict[int, str] = {}
+    canonical = {
+        name: first.setdefault(id(tensor), name)
+        for name, tensor in [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+    }
+    given = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    tensors = {graph_name: canonical.get(name, name) for graph_name, name in given.items()}
     constants = dict(signature.inputs_to_lifted_tensor_constants)
     values: dict[str, torch.Tensor] = {}
-    for name in [*tensors.values(), *constants.values()]:
+    for graph_name, name in [*given.items(), *constants.items()]:
         value = program.state_dict.get(name, program.constants.get(name))
         if isinstance(value, torch.Tensor):
-            values[name] = value
+            values[tensors.get(graph_name) or str(name)] = value
     user_inputs = set(signature.user_inputs)
     operations: list[TracedOperation] = []
     inputs: list[fx.Node] = []
@@ -130,10 +144,12 @@ def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         with torch.no_grad():
             model(*args, **kwargs)
     except Exception as error:
-        shapes = ", ".join("x".join(map(str, a.shape)) for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor))
+        shapes = ", ".join(
+            "x".join(map(str, a.shape)) for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor)
+        )
         raise TraceError(
-            f"{type(model).__name__} does not run on the example input ({shapes or 'no tensor'}): {_first_line(error)}. "
-            "Give the shape that the model takes"
+            f"{type(model).__name__} does not run on the example input ({shapes or 'no tensor'}): "
+            f"{_first_line(error)}. Give the shape that the model takes"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """find_groups: analyse, then prove it on the network itself.
 
-Rules follow tensors, but a ``forward`` can hold a channel count as a plain number, which no trace shows. So every analysis
-is tried out before it is offered: a copy with random weights is shrunk to random widths, must run, and must give what
-the masked copy gives. Groups that break it are frozen, with the place where it broke.
+Rules follow tensors, but a ``forward`` can hold a channel count as a plain number, which no trace shows. So every
+analysis is tried out before it is offered: a copy with random weights is shrunk to random widths, must run, and must
+give what the masked copy gives. Groups that break it are frozen, with the place where it broke.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -
     return groups
 
 
-class _Broken(Exception):
+class _BrokenError(Exception):
     """The shrunk network does not run, or gives something else; ``module`` is where, if known."""
 
     def __init__(self, reason: str, module: str = "") -> None:
@@ -63,13 +63,13 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
         try:
             _check_shapes(model, groups, _some(groups, range(len(groups)), rng), example_inputs)
             break
-        except _Broken as broken:
+        except _BrokenError as broken:
             groups = _without(model, walk, groups, _suspects(groups, broken), frozen, str(broken))
     while len(groups):
         try:
             _check_values(model, groups, _some(groups, range(len(groups)), rng), example_inputs)
             break
-        except _Broken as broken:
+        except _BrokenError as broken:
             culprits = _isolate(model, groups, example_inputs, rng) or _suspects(groups, broken)
             groups = _without(model, walk, groups, culprits, frozen, str(broken))
     return groups
@@ -100,7 +100,7 @@ def _isolate(model: nn.Module, groups: ChannelGroups, example_inputs: Any, rng: 
     def broken(which: list[int]) -> bool:
         try:
             _check_values(model, groups, _some(groups, which, rng), example_inputs)
-        except _Broken:
+        except _BrokenError:
             return True
         return False
 
@@ -115,7 +115,7 @@ def _isolate(model: nn.Module, groups: ChannelGroups, example_inputs: Any, rng: 
     return search(list(range(len(groups))))
 
 
-def _suspects(groups: ChannelGroups, broken: _Broken) -> list[int]:
+def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:
     """The groups that pass where it broke: first one that is regrouped there (views to heads), then any."""
     total = int(groups.offsets[-1])
     owner = np.repeat(np.arange(len(groups)), groups.sizes)
@@ -141,18 +141,25 @@ def _runs_on_meta(model: nn.Module, groups: ChannelGroups, example_inputs: Any) 
     everything = [np.arange(size) for size in groups.sizes]
     try:
         _check_shapes(model, groups, everything, example_inputs)
-    except _Broken:
+    except _BrokenError:
         return False
     return True
 
 
-def _check_shapes(model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any) -> None:
-    small = shrink_to(model, groups, kept, lambda tensor: tensor.to("meta"))
+def _check_shapes(
+    model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any
+) -> None:
+    small = shrink_to(model, groups, kept, device="meta")
     _forward(small, pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example_inputs))
 
 
-def _check_values(model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any) -> None:
-    for dtype in (torch.float32, torch.float64):  # deep networks with random weights amplify rounding: ask again in double
+def _check_values(
+    model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any
+) -> None:
+    for dtype in (
+        torch.float32,
+        torch.float64,
+    ):  # deep networks with random weights amplify rounding: ask again in double
         dense = randomise(copy.deepcopy(model).to(dtype), seed=0)
         inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, example_inputs)  # noqa: B023
         small = shrink_to(dense, groups, kept)
@@ -162,7 +169,9 @@ def _check_values(model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArra
         gap = difference(expected, found)
         if gap <= _TOLERANCE:
             return
-    raise _Broken(f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count")
+    raise _BrokenError(
+        f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count"
+    )
 
 
 def difference(expected: Any, found: Any) -> float:
@@ -195,7 +204,7 @@ def _forward(model: nn.Module, example_inputs: Any) -> Any:
                 place = f"{short_path(frame.f_code.co_filename)}:{line}"
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"{place or module}"
-        raise _Broken(f"the code at {where} depends on this channel count ({message})", module) from error
+        raise _BrokenError(f"the code at {where} depends on this channel count ({message})", module) from error
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:

@@ -1,0 +1,256 @@
+"""Every torchvision classification model and many timm families: found, shrunk, proved, counted.
+
+    python benchmarks/zoo.py --out zoo.jsonl            # about half an hour on 2 cores; resumes where it stopped
+    python benchmarks/zoo.py --out zoo.jsonl --markdown # the tables for docs/benchmarks.md
+
+For each model, in a process of its own: trace with torch.export alone (seconds), find_groups (seconds, with its
+verification), random widths for all groups, shrink (seconds), masked == shrunk with random weights and statistics,
+FLOPs and parameters predicted == counted. Torch-Pruning prunes half of every group by weight magnitude with the
+classifier left alone; it passes when the pruned network runs, keeps its output shape and has fewer parameters.
+
+Size rule: the model's own input, except convolutional networks above 100 M parameters, which get 96 x 96.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import multiprocessing
+import pathlib
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
+
+import budgets
+from dsa_hw import find_groups, masked, shrink
+from dsa_hw.channels.verify import difference, randomise
+from dsa_hw.models import load
+from dsa_hw.vision import torchvision
+
+TIMM = """
+beit_base_patch16_224 botnet26t_256 caformer_s18 cait_xxs24_224 coat_lite_tiny coatnet_0_rw_224 convit_tiny
+convmixer_768_32 convnext_atto convnextv2_atto crossvit_tiny_240 cspdarknet53 cspresnet50 darknet53 davit_tiny
+deit3_small_patch16_224 deit_tiny_patch16_224 densenet121 dla34 dpn68 eca_nfnet_l0 edgenext_xx_small
+efficientformer_l1 efficientformerv2_s0 efficientnet_b0 efficientvit_b0 efficientvit_m0 ese_vovnet19b_dw
+fastvit_t8 fbnetc_100 focalnet_tiny_srf gcresnet33ts ghostnet_100 ghostnetv2_100 haloregnetz_b hardcorenas_a
+hgnet_tiny hgnetv2_b0 hrnet_w18_small inception_next_tiny inception_resnet_v2 inception_v4 lcnet_050
+legacy_senet154 levit_128s mambaout_femto maxvit_tiny_tf_224 mixer_s32_224 mixnet_s mnasnet_small
+mobilenetv3_small_100 mobilenetv4_conv_small mobileone_s0 mobilevit_xxs mobilevitv2_050 mvitv2_tiny nest_tiny
+nf_regnet_b1 nfnet_l0 pit_ti_224 poolformer_s12 pvt_v2_b0 regnetv_040 regnetx_002 regnety_002 regnetz_b16
+repghostnet_050 repvgg_a0 repvit_m0_9 res2net50_14w_8s resmlp_12_224 resnest14d resnet18d resnet50_gn
+resnetv2_50 rexnet_100 rexnetr_100 sehalonet33ts selecsls42b semnasnet_100 sequencer2d_s skresnet18 spnasnet_100
+starnet_s1 swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 tinynet_e tiny_vit_5m_224 tresnet_m
+twins_svt_small vgg11_bn vit_tiny_patch16_224 volo_d1_224 vovnet39a wide_resnet50_2 xception41
+xcit_nano_12_p16_224
+""".split()  # noqa: SIM905  (a table to read)
+
+
+def counted_flops(model: nn.Module, inputs: tuple[Any, ...]) -> int:
+    """What torch's counter sees, with attention as its two products: on CPUs it does not know the fused call."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model(*inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+    return counter.get_total_flops()
+
+
+def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    model, inputs = load(name)
+    convolutional = not any("Attention" in type(m).__name__ for m in model.modules())
+    if convolutional and sum(p.numel() for p in model.parameters()) > 100e6:
+        inputs = (torch.randn(1, 3, 96, 96),)
+    return model, inputs
+
+
+def ours(name: str) -> dict[str, Any]:
+    model, inputs = example(name)
+    result: dict[str, Any] = {"params": sum(p.numel() for p in model.parameters()), "input": list(inputs[0].shape)}
+    start = time.perf_counter()
+    torch.export.export(model, inputs, strict=False)
+    result["export_s"] = time.perf_counter() - start
+    start = time.perf_counter()
+    groups = find_groups(model, inputs)
+    result["find_s"] = time.perf_counter() - start
+    rng = np.random.default_rng(0)
+    kept = [np.sort(rng.permutation(size)[: rng.integers(1, size + 1)]) for size in groups.sizes]
+    randomise(model, seed=1)
+    start = time.perf_counter()
+    small = shrink(model, groups, kept)
+    result["shrink_s"] = time.perf_counter() - start
+    with torch.no_grad():
+        with masked(model, groups, kept):
+            expected = model(*inputs)
+        result["difference"] = difference(expected, small(*inputs))
+    if not result["difference"] <= 1e-4:  # rounding in a deep random network, or a real fault? double precision tells
+        double = tuple(x.double() for x in inputs)
+        model, small = model.double(), small.double()
+        with torch.no_grad():
+            with masked(model, groups, kept):
+                expected = model(*double)
+            result["difference"] = difference(expected, small(*double))
+        small = small.float()
+    widths = pd.DataFrame([[len(k) for k in kept]], columns=list(groups.names))
+    result["flops_exact"] = bool(counted_flops(small, inputs) == budgets.flops(groups).predict(widths)[0])
+    result["params_exact"] = bool(
+        sum(p.numel() for p in small.parameters()) == budgets.params(groups).predict(widths)[0]
+    )
+    frame = groups.to_frame()
+    prunable = frame[frame.why_frozen == ""]
+    result |= {
+        "groups": len(groups),
+        "units": int(groups.sizes.sum()),
+        "flops_share": float(prunable.flops_share.sum()),
+    }
+    reasons: collections.Counter[str] = collections.Counter()
+    for frozen in groups.frozen:
+        reasons[_kind_of(frozen.reason)] += frozen.channels
+    result["frozen"] = dict(reasons)
+    result["passes"] = (
+        result["difference"] <= 1e-4 and result["flops_exact"] and result["params_exact"] and len(groups) > 0
+    )
+    return result
+
+
+def _kind_of(reason: str) -> str:
+    """A reason without the names of layers and numbers, so that equal ones add up."""
+    if reason.startswith("the code at"):
+        return "code holds the channel count: " + reason.split(" ")[3]
+    if " in '" in reason:
+        head, _, tail = reason.partition(" in '")
+        return head + tail[tail.index("'") + 1 :]
+    return reason
+
+
+def torch_pruning(name: str) -> dict[str, Any]:
+    import torch_pruning
+
+    model, inputs = example(name)
+    before = sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        shape = model(*inputs).shape
+    ignored = [
+        m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d)) and m.weight.shape[0] == shape[-1] == 1000
+    ]
+    start = time.perf_counter()
+    pruner = torch_pruning.pruner.BasePruner(
+        model,
+        inputs[0],
+        importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=0.5,
+        ignored_layers=ignored,
+    )
+    pruner.step()
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        same = model(*inputs).shape == shape
+    after = sum(p.numel() for p in model.parameters())
+    return {"seconds": seconds, "passes": bool(same and after < before), "params_left": after / before}
+
+
+def _child(function: Any, name: str, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    try:
+        pipe.send(function(name))
+    except Exception as error:
+        pipe.send(
+            {
+                "passes": False,
+                "error": f"{type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}",
+            }
+        )
+
+
+def limited(function: Any, name: str, seconds: float) -> dict[str, Any]:
+    """Run in a forked process with a time limit: a hang or a crash costs one row."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(function, name, sender))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(seconds):
+            return receiver.recv()
+        return {"passes": False, "error": f"over {seconds:.0f} s"}
+    except EOFError:
+        process.join()
+        return {"passes": False, "error": f"process died ({process.exitcode})"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def names() -> list[str]:
+    return [*torchvision.models.list_models(module=torchvision.models), *(f"timm/{name}" for name in TIMM)]
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| model | groups | FLOPs prunable | find_groups (export alone) s | shrink s | masked = shrunk | F = counted "
+        "| Torch-Pruning | frozen besides the output |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        us, them = row["ours"], row.get("torch_pruning", {})
+        other = f"{them['seconds']:.1f} s" if them.get("passes") else f"fails: {them.get('error', 'wrong output')}"
+        if "error" in us:
+            lines.append(f"| {row['name']} | | | | | {us['error']} | | {other} | |")
+            continue
+        frozen = "; ".join(f"{n} {reason}" for reason, n in us["frozen"].items() if reason != "network output")
+        exact = us["flops_exact"] and us["params_exact"]
+        lines.append(
+            f"| {row['name']} | {us['groups']} | {us['flops_share']:.0%} | {us['find_s']:.1f} ({us['export_s']:.1f}) "
+            f"| {us['shrink_s']:.2f} | {us['difference']:.0e} | {'exact' if exact else 'NO'} | {other} | {frozen} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", default="zoo.jsonl", help="results, one JSON object a line; what is there is not done again"
+    )
+    parser.add_argument("--only", nargs="*", help="just these models")
+    parser.add_argument("--no-rival", action="store_true", help="leave Torch-Pruning out")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds per model")
+    parser.add_argument("--markdown", action="store_true", help="print the table of what is there")
+    args = parser.parse_args()
+    path = pathlib.Path(args.out)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if args.markdown:
+        print(markdown(rows))
+        return
+    done = {row["name"] for row in rows}
+    todo = [name for name in (args.only or names()) if name not in done]
+    with path.open("a") as file, tqdm(todo) as bar:
+        for name in bar:
+            bar.set_description(name)
+            row: dict[str, Any] = {"name": name, "ours": limited(ours, name, args.limit)}
+            if not args.no_rival:
+                row["torch_pruning"] = limited(torch_pruning, name, 120.0)
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            if not row["ours"]["passes"]:
+                bar.write(f"{name}: {row['ours']}")
+    tv = [r for r in rows if not r["name"].startswith("timm/")]
+    for label, part in (("torchvision", tv), ("timm", [r for r in rows if r not in tv])):
+        ours_pass = sum(r["ours"]["passes"] for r in part)
+        theirs = sum(r.get("torch_pruning", {}).get("passes", False) for r in part)
+        print(f"{label}: {len(part)} models, dsa_hw passes {ours_pass}, Torch-Pruning {theirs}")
+
+
+if __name__ == "__main__":
+    main()

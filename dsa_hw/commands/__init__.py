@@ -1,0 +1,1 @@
+"""Subcommands of ``dsa-hw``, one module each."""

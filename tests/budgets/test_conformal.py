@@ -1,0 +1,103 @@
+"""The bound covers as often as it says, and the arithmetic is that of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from budgets.conformal import Calibration, calibrate
+from budgets.features import physics_features
+from budgets.regression import PhysicsNNLS
+from dsa_hw.errors import ProfileError
+
+
+@pytest.mark.parametrize("method", ["jackknife+", "cv+", "split"])
+@pytest.mark.parametrize("spread", [0.0, 0.5], ids=["model right", "model wrong"])
+def test_coverage_over_repeated_splits(
+    network: Callable[..., Any], cost: Callable[..., Any], method: str, spread: float
+) -> None:
+    groups = network(size=8, operations=40, seed=1)
+    phi = physics_features(groups)
+    covered, below, widths = [], [], []
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        alpha = rng.uniform(0.2, 1, (240, 8))
+        y = cost(groups, alpha, spread) * np.exp(0.02 * rng.normal(size=240))
+        model = PhysicsNNLS(phi).fit(alpha[:40], y[:40])
+        held = (alpha[200:], y[200:])
+        bound = calibrate(model, alpha[:40], y[:40], method=method, calibration=held, seed=seed)
+        upper, _ = bound.upper(alpha[40:200], 0.9)
+        lower, _ = bound.lower(alpha[40:200], 0.9)
+        covered.append((y[40:200] <= upper).mean())
+        below.append((y[40:200] >= lower).mean())
+        widths.append(np.median(upper / model.predict(alpha[40:200]) - 1))
+    assert 0.87 <= np.mean(covered) <= 0.95
+    assert 0.87 <= np.mean(below) <= 0.95
+    # The bound knows when the model is wrong: it widens and still covers.
+    assert (0 < np.mean(widths) <= 0.07) if spread == 0 else np.mean(widths) > 0.07
+    assert np.mean(covered) >= bound.guarantee(0.9) - 0.02, "up to the noise of 80 repetitions"
+
+
+def test_rank_and_guarantee_are_those_of_the_papers() -> None:
+    model = PhysicsNNLS().fit(np.linspace(0.1, 1, 10)[:, None], np.linspace(0.1, 1, 10))
+    split = Calibration("split", np.arange(1.0, 20.0), (model,), np.zeros(19, np.intp))
+    assert split.rank(0.9) == 18
+    assert split.guarantee(0.9) == 0.9
+    at_one = float(model.predict(np.ones((1, 1)))[0])
+    assert split.upper(np.ones((1, 1)), 0.9)[0][0] == pytest.approx(18.0 * at_one)
+    assert split.lower(np.ones((1, 1)), 0.9)[0][0] == pytest.approx(2.0 * at_one)
+    plus = Calibration("jackknife+", np.ones(9), (model,), np.zeros(9, np.intp))
+    assert plus.rank(0.9) == 9
+    assert plus.guarantee(0.9) == pytest.approx(0.8)
+    assert Calibration("cv+", np.ones(50), (model,), np.zeros(50, np.intp)).guarantee(0.9) == pytest.approx(0.6)
+    with pytest.raises(ProfileError, match=r"needs at least 19 .* there are 9; ask for at most 0.900"):
+        plus.rank(0.95)
+    for wrong in (0.0, 1.0, 90.0):
+        with pytest.raises(ProfileError, match="strictly between 0 and 1"):
+            plus.rank(wrong)
+
+
+def test_jackknife_models_have_not_seen_their_configuration(
+    network: Callable[..., Any], cost: Callable[..., Any]
+) -> None:
+    groups = network(size=4, operations=12, seed=1)
+    rng = np.random.default_rng(0)
+    alpha = rng.uniform(0.2, 1, (12, 4))
+    y = cost(groups, alpha) * np.exp(0.05 * rng.normal(size=12))
+    model = PhysicsNNLS(physics_features(groups)).fit(alpha, y)
+    bound = calibrate(model, alpha, y)
+    assert len(bound.models) == 12
+    for i in range(12):
+        alone = PhysicsNNLS(physics_features(groups)).fit(np.delete(alpha, i, 0), np.delete(y, i))
+        assert bound.ratios[i] == pytest.approx(y[i] / alone.predict(alpha[i : i + 1])[0], rel=1e-9)
+
+
+def test_bound_is_differentiable_and_consistent(network: Callable[..., Any], cost: Callable[..., Any]) -> None:
+    groups = network(size=5, operations=20, seed=1)
+    rng = np.random.default_rng(0)
+    alpha = rng.uniform(0.2, 1, (30, 5))
+    y = cost(groups, alpha) * np.exp(0.05 * rng.normal(size=30))
+    model = PhysicsNNLS(physics_features(groups)).fit(alpha, y)
+    bound = calibrate(model, alpha, y)
+    points = rng.uniform(0.2, 1, (6, 5))
+    tensor = torch.tensor(points, requires_grad=True)
+    value = bound.upper_value(tensor, 0.9)
+    np.testing.assert_allclose(value.detach().numpy(), bound.upper(points, 0.9)[0], rtol=1e-12)
+    value.sum().backward()
+    assert tensor.grad is not None
+    np.testing.assert_allclose(tensor.grad.numpy(), bound.upper_gradient(points, 0.9), rtol=1e-9)
+    uppers = [bound.upper(points, c)[0] for c in (0.5, 0.7, 0.9, 0.96)]
+    assert all((b >= a).all() for a, b in pairwise(uppers))
+
+
+def test_bad_requests(network: Callable[..., Any]) -> None:
+    model = PhysicsNNLS().fit(np.linspace(0.1, 1, 10)[:, None], np.linspace(0.1, 1, 10))
+    with pytest.raises(ProfileError, match="jackknife"):
+        calibrate(model, np.ones((5, 1)), np.ones(5), method="bootstrap")
+    with pytest.raises(ProfileError, match="no hold-out rows"):
+        calibrate(model, np.ones((5, 1)), np.ones(5), method="split")

@@ -1,0 +1,31 @@
+"""Shared: a cache folder of its own for every test, and rules that a busy machine passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from profilers.measurement import Protocol
+from tests.profilers.machine import Tiny
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the references of the user."""
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def lenient() -> Protocol:
+    """Rules that pass on any machine: these tests are about what is done, not about how fast."""
+    return Protocol(precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=2, least_visits=1, visit=1e-4, warm_in=1e-5)
+
+
+@pytest.fixture
+def tiny() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A small network and its inputs."""
+    torch.manual_seed(0)
+    return Tiny().eval(), (torch.randn(1, 3, 16, 16),)
