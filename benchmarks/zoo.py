@@ -58,6 +58,7 @@ def counted_flops(model: nn.Module, inputs: tuple[Any, ...]) -> int:
     """What torch's counter sees, with attention as its two products: on CPUs it does not know the fused call."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    model.requires_grad_(False)  # the counter's module tracker trips over parameters used as inputs otherwise
     try:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(*inputs)

@@ -48,30 +48,26 @@ def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -
 
 
 class _BrokenError(Exception):
-    """The shrunk network does not run, or gives something else; ``module`` is where, if known."""
+    """The shrunk network does not run (``module`` says where, if known), or it runs and gives something else."""
 
-    def __init__(self, reason: str, module: str = "") -> None:
+    def __init__(self, reason: str, *, ran: bool, module: str = "") -> None:
         super().__init__(reason)
+        self.ran = ran
         self.module = module
 
 
 def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_inputs: Any) -> ChannelGroups:
     frozen: dict[int, str] = {}
     rng = np.random.default_rng(0)
-    on_meta = _runs_on_meta(model, groups, example_inputs)
-    while len(groups) and on_meta:
-        try:
-            _check_shapes(model, groups, _some(groups, range(len(groups)), rng), example_inputs)
-            break
-        except _BrokenError as broken:
-            groups = _without(model, walk, groups, _suspects(groups, broken), frozen, str(broken))
-    while len(groups):
-        try:
-            _check_values(model, groups, _some(groups, range(len(groups)), rng), example_inputs)
-            break
-        except _BrokenError as broken:
-            culprits = _isolate(model, groups, example_inputs, rng) or _suspects(groups, broken)
-            groups = _without(model, walk, groups, culprits, frozen, str(broken))
+    check = _Check(model, example_inputs)
+    for test in (check.shapes, check.values) if check.runs_on_meta(groups) else (check.values,):
+        while len(groups):
+            try:
+                test(groups, _some(groups, range(len(groups)), rng))
+                break
+            except _BrokenError as broken:
+                culprits = _isolate(check, groups, rng) if broken.ran else []
+                groups = _without(model, walk, groups, culprits or _suspects(groups, broken), frozen, str(broken))
     return groups
 
 
@@ -94,12 +90,12 @@ def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Ge
     return kept
 
 
-def _isolate(model: nn.Module, groups: ChannelGroups, example_inputs: Any, rng: np.random.Generator) -> list[int]:
+def _isolate(check: _Check, groups: ChannelGroups, rng: np.random.Generator) -> list[int]:
     """The groups that break the network when they alone are shrunk, by halving."""
 
     def broken(which: list[int]) -> bool:
         try:
-            _check_values(model, groups, _some(groups, which, rng), example_inputs)
+            check.values(groups, _some(groups, which, rng))
         except _BrokenError:
             return True
         return False
@@ -136,42 +132,45 @@ def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:
     return list(range(len(groups)))
 
 
-def _runs_on_meta(model: nn.Module, groups: ChannelGroups, example_inputs: Any) -> bool:
-    """Whether the dense network runs without data at all, so that shapes can be checked for almost nothing."""
-    everything = [np.arange(size) for size in groups.sizes]
-    try:
-        _check_shapes(model, groups, everything, example_inputs)
-    except _BrokenError:
-        return False
-    return True
+class _Check:
+    """Trying out analyses of one model: on shapes alone, which costs almost nothing, and on numbers."""
 
+    def __init__(self, model: nn.Module, example_inputs: Any) -> None:
+        self.model, self.inputs = model, example_inputs
+        self.random: dict[torch.dtype, tuple[nn.Module, Any]] = {}
 
-def _check_shapes(
-    model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any
-) -> None:
-    small = shrink_to(model, groups, kept, device="meta")
-    _forward(small, pytree.tree_map_only(Tensor, lambda t: t.to("meta"), example_inputs))
+    def runs_on_meta(self, groups: ChannelGroups) -> bool:
+        """Whether the dense network runs without data at all."""
+        try:
+            self.shapes(groups, [np.arange(size) for size in groups.sizes])
+        except _BrokenError:
+            return False
+        return True
 
+    def shapes(self, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]]) -> None:
+        """The shrunk network runs."""
+        small = shrink_to(self.model, groups, kept, device="meta")
+        _forward(small, pytree.tree_map_only(Tensor, lambda t: t.to("meta"), self.inputs))
 
-def _check_values(
-    model: nn.Module, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], example_inputs: Any
-) -> None:
-    for dtype in (
-        torch.float32,
-        torch.float64,
-    ):  # deep networks with random weights amplify rounding: ask again in double
-        dense = randomise(copy.deepcopy(model).to(dtype), seed=0)
-        inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, example_inputs)  # noqa: B023
-        small = shrink_to(dense, groups, kept)
-        with masked(dense, groups, kept):
-            expected = _forward(dense, inputs)
-        found = _forward(small, inputs)
-        gap = difference(expected, found)
-        if gap <= _TOLERANCE:
-            return
-    raise _BrokenError(
-        f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count"
-    )
+    def values(self, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]]) -> None:
+        """The shrunk network gives what the masked one gives, with random weights."""
+        gap = float("inf")
+        for dtype in (torch.float32, torch.float64):  # deep networks amplify rounding: before a no, ask in double
+            dense, inputs = self._randomised(dtype)
+            small = shrink_to(dense, groups, kept)
+            with masked(dense, groups, kept):
+                expected = _forward(dense, inputs)
+            gap = difference(expected, _forward(small, inputs))
+            if gap <= _TOLERANCE:
+                return
+        reason = f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count"
+        raise _BrokenError(reason, ran=True)
+
+    def _randomised(self, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+        if dtype not in self.random:
+            inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, self.inputs)
+            self.random[dtype] = randomise(copy.deepcopy(self.model).to(dtype), seed=0), inputs
+        return self.random[dtype]
 
 
 def difference(expected: Any, found: Any) -> float:
@@ -204,7 +203,9 @@ def _forward(model: nn.Module, example_inputs: Any) -> Any:
                 place = f"{short_path(frame.f_code.co_filename)}:{line}"
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"{place or module}"
-        raise _BrokenError(f"the code at {where} depends on this channel count ({message})", module) from error
+        raise _BrokenError(
+            f"the code at {where} depends on this channel count ({message})", ran=False, module=module
+        ) from error
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 from collections.abc import Callable
 
 import hypothesis.strategies as st
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from dsa_hw import find_groups
+from dsa_hw import find_groups, shrink
 from dsa_hw.models import load
 from tests.channels.proving import Attention, Net, OptionA, conv, head, prove, sizes
 
@@ -223,3 +224,28 @@ def test_random_networks(blocks: list[Callable[[int], tuple[nn.Module, int]]], s
     assert len(groups) > 0
     assert not any("changes what the network computes" in f.reason for f in groups.frozen), groups.frozen
     prove(model, groups, image, seed)
+
+
+def test_finding_groups_takes_at_most_three_times_the_export() -> None:
+    """A ratio within one run, the best of three each: the machine is shared."""
+    model, inputs = load("resnet50", (1, 3, 224, 224))
+    export, find = [], []
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.export.export(model, inputs, strict=False)
+        middle = time.perf_counter()
+        find_groups(model, inputs)
+        export.append(middle - start)
+        find.append(time.perf_counter() - middle)
+    assert min(find) < 3 * min(export)
+
+
+def test_shrinking_densenet_takes_less_than_a_second() -> None:
+    model, inputs = load("densenet121", (1, 3, 64, 64))
+    groups = find_groups(model, inputs, verify=False)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shrink(model, groups, groups.sizes // 2)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1.0
