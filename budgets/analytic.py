@@ -44,7 +44,9 @@ def flops(groups: ChannelGroups, convention: str = "counted") -> AnalyticCost:
 
 def params(groups: ChannelGroups) -> AnalyticCost:
     """Number of parameters; tied weights count once, buffers do not."""
-    return AnalyticCost("params", "1", groups.names, groups.sizes, *_quadratics(groups.parameters, groups.sizes))
+    return AnalyticCost(
+        "params", "1", groups.names, groups.sizes, *_quadratics(groups.counted.parameters, groups.sizes)
+    )
 
 
 def activation_memory(groups: ChannelGroups) -> PeakCost:
@@ -54,9 +56,10 @@ def activation_memory(groups: ChannelGroups) -> PeakCost:
     The network's inputs count while they are needed, its own weights do not. One affine form per step of the
     execution; the peak is their maximum, and its gradient is that of the step that attains it.
     """
-    steps = np.zeros((len(groups.live), len(groups) + 1))
-    rows = np.array([[t.scale * t.factors[0].constant, *(t.scale * t.factors[0].coefficients)] for t in groups.storage])
-    for step, alive in enumerate(groups.live):
+    live, storage = groups.counted.liveness
+    steps = np.zeros((len(live), len(groups) + 1))
+    rows = np.array([[t.scale * t.factors[0].constant, *(t.scale * t.factors[0].coefficients)] for t in storage])
+    for step, alive in enumerate(live):
         steps[step] = rows[list(alive)].sum(0)
     return PeakCost("activation_memory", "byte", groups.names, groups.sizes, _undominated(steps))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -166,8 +167,9 @@ class Ledger:
         """What is left of this array must stay a box: rows and columns go, single entries never."""
         self.boxes.append((ids, reason))
 
+    @cached_property
     def components(self) -> tuple[Ids, int]:
-        """(label of every identity, number of labels) after making every box a box.
+        """(label of every identity, number of labels) after making every box a box; asked for once the walk is done.
 
         In the order of the operations, since a box that was mended decides how the next one looks: a channel shuffle
         is a view to (g, C / g) and its transpose, and only the first says which axis shrinks.

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx
 
 from dsa_hw.channels.identities import Ids, Ledger, compress, fixed, reshape, varying
@@ -75,6 +77,27 @@ class Walk:
     extents: list[Extent] = field(default_factory=list)
     pads: list[Pad] = field(default_factory=list)
     current: TracedOperation | None = None
+
+    @cached_property
+    def signatures(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_]]:
+        """For each component: signature, the use that first produces it (or -1), and whether anything sums over it.
+
+        The signature is the multiset of its uses; equal ones get equal sums of random 64-bit numbers.
+        """
+        labels, count = self.ledger.components
+        random = np.random.default_rng(0).integers(1, 2**63, size=len(self.ledger.uses), dtype=np.uint64)
+        signature = np.zeros(count, np.uint64)
+        producer = np.full(count, -1, np.int64)
+        consumed = np.zeros(count, bool)
+        for number, use in enumerate(self.ledger.uses):
+            found = labels[use.ids[use.ids >= 0]]
+            with np.errstate(over="ignore"):
+                np.add.at(signature, found, random[number] * np.uint64(use.weight))
+            if use.role == "out":
+                producer[found[producer[found] < 0]] = number
+            elif use.role in ("in", "norm"):
+                consumed[found] = True
+        return signature, producer, consumed
 
     def value(self, argument: Any) -> Value:
         """The value of an argument of the current operation; a number is a tensor of rank 0 without identities."""

@@ -151,7 +151,7 @@ def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_]
 
 
 def _moves(groups: ChannelGroups, pad: Pad, before: int, after: int) -> nn.Module:
-    inside = [o for o in groups.trace.operations if o.module == pad.operation.module]
+    inside = [o for o in groups.counted.walk.trace.operations if o.module == pad.operation.module]
     graph = fx.Graph()
     source = graph.placeholder("x")
     made: dict[fx.Node, fx.Node] = {}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dsa_hw.channels.groups import analyse
+from dsa_hw.channels.assemble import analyse
 from dsa_hw.channels.rules import RULES
 from dsa_hw.channels.trace import trace
 from tests.channels.proving import Attention, Net, OptionA, conv, head, prove, sizes
