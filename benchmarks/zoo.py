@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="just these models")
     parser.add_argument("--no-rival", action="store_true", help="leave Torch-Pruning out")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds per model")
+    parser.add_argument("--rival-limit", type=float, default=75.0, help="seconds per model for Torch-Pruning")
     parser.add_argument("--markdown", action="store_true", help="print the table of what is there")
     args = parser.parse_args()
     path = pathlib.Path(args.out)
@@ -240,7 +241,7 @@ def main() -> None:
             bar.set_description(name)
             row: dict[str, Any] = {"name": name, "ours": limited(ours, name, args.limit)}
             if not args.no_rival:
-                row["torch_pruning"] = limited(torch_pruning, name, 120.0)
+                row["torch_pruning"] = limited(torch_pruning, name, args.rival_limit)
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()

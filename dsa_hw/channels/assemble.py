@@ -52,6 +52,8 @@ def _walk(traced: Trace) -> Walk:
         else:
             walk.values[node.name] = Value(fixed(0), ())
     for operation in traced.operations:
+        for node in operation.node.all_input_nodes:
+            walk.values.setdefault(node.name, Value(fixed(0), ()))  # subgraphs of higher-order operations
         run(walk, operation)
         for value in parts(walk.values[operation.name]):
             if (value.ids >= 0).any():
@@ -192,7 +194,7 @@ def _groups(
         inputs=tuple(walk.values[n.name].shape for n in walk.trace.inputs),
         cuts=tuple(cuts.values()),
         pads=tuple((pad, counted.units(pad.ids)) for pad in walk.pads),
-        extents=tuple((e.module, counted.units(e.ids)) for e in walk.extents),
+        extents=tuple((e.module, e.axis, counted.units(e.ids)) for e in walk.extents),
         counted=dataclasses.replace(counted, cuts=tuple(cuts.values())),
         **more,
     )

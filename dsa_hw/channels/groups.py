@@ -55,8 +55,8 @@ class ChannelGroups:
     """Which dimension of which tensor the units index."""
     pads: tuple[tuple[Pad, Ids], ...] = field(repr=False)
     """Channels of zeros, and the unit of each."""
-    extents: tuple[tuple[str, Ids], ...] = field(repr=False)
-    """Modules that regroup channels, and the unit at each position of the new axis."""
+    extents: tuple[tuple[str, int, Ids], ...] = field(repr=False)
+    """Modules that regroup channels: (module, axis whose length it may hold as a number, unit at each position)."""
     identities: tuple[Ids, ...] = field(repr=False)
     """For each group, one identity of each of its units."""
     counted: Sizes = field(repr=False)

@@ -7,6 +7,8 @@ FLOPs. An operation without a rule freezes the channels that reach it and is rep
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,12 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import fx
+from torch._subclasses import FakeTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from dsa_hw.channels.identities import Ids, Ledger, compress, fixed, reshape, varying
 from dsa_hw.channels.trace import Trace, TracedOperation
 
 __all__ = ["LARGEST_FREE_TENSOR", "RULES", "Extent", "Flops", "Pad", "Value", "Walk", "rule", "run"]
 
+_logger = logging.getLogger(__name__)
 LARGEST_FREE_TENSOR = 1 << 22  # elements; a larger tensor used as it is would cost more than it is worth
 
 
@@ -52,6 +57,7 @@ class Extent:
     """An axis of channels whose length the code of ``module`` may hold as a number (a view to heads, say)."""
 
     module: str
+    axis: int
     ids: Ids
 
 
@@ -217,10 +223,31 @@ def unknown(walk: Walk, operation: TracedOperation) -> Any:
         for part in value if isinstance(value, tuple) else (value,):
             if part is not None and not (part.name and not part.ids.size):
                 walk.ledger.freeze(part.ids, f"operation not understood: {operation}")
+    if work := _flops_inside(operation.node):
+        walk.flops.append(Flops(walk.name, work, ()))
     meta = operation.node.meta.get("val")
     if isinstance(meta, (tuple, list)):
         return tuple(fixed(m.ndim) if isinstance(m, torch.Tensor) else None for m in meta)
     return fixed(meta.ndim if isinstance(meta, torch.Tensor) else 0)
+
+
+def _flops_inside(node: fx.Node) -> float:
+    """What torch's counter sees inside an operation without a rule (a whole subgraph, say): never silently nothing."""
+
+    def stand_in(source: fx.Node) -> Any:
+        if source.op == "get_attr":
+            return getattr(source.graph.owning_module, str(source.target))
+        return source.meta.get("val")  # a fake tensor: right shape, type and device, and no data
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), stand_in)
+    try:
+        fake = next((v.fake_mode for v in map(stand_in, node.all_input_nodes) if isinstance(v, FakeTensor)), None)
+        with fake or contextlib.nullcontext(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:  # an operation that has no shape function: say so, and go on
+        _logger.warning("the FLOPs of %s are not counted: %s", node.name, error)
+        return 0.0
+    return float(counter.get_total_flops())
 
 
 @rule("getitem")
@@ -325,7 +352,7 @@ def reshaped(walk: Walk, operation: TracedOperation) -> Ids:
     ids = reshape(value.ids, value.shape, walk.shape)
     if operation.kind not in ("flatten", "squeeze", "unsqueeze"):
         for axis in varying(ids):
-            walk.extents.append(Extent(operation.module, np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1)[:, 0]))
+            walk.extents.append(Extent(operation.module, axis, ids))
     return ids
 
 

@@ -122,18 +122,21 @@ def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_
     """Numbers that a user's module keeps for its views (``num_heads``, ``attn_dim``, ...): old length -> new length.
 
     A view of channels with a length that a module's own integer attribute also has almost always got it from there.
-    Almost: that is why ``find_groups`` compares the shrunk with the masked network before it offers the group.
+    (Where several axes have that length, the one that changes is meant: three heads beside three of q, k, v.) Almost:
+    that is why ``find_groups`` compares the shrunk with the masked network before it offers the group.
     """
     lengths: dict[str, dict[int, set[int]]] = {}
-    for path, units in groups.extents:
-        lengths.setdefault(path, {}).setdefault(units.size, set()).add(int(mask[units].sum()))
+    for path, axis, units in groups.extents:
+        line = mask[units].any(axis=tuple(a for a in range(units.ndim) if a != axis))
+        lengths.setdefault(path, {}).setdefault(line.size, set()).add(int(line.sum()))
     for name, changes in lengths.items():
         module = small.get_submodule(name)
         if type(module).__module__.startswith("torch.nn."):
             continue
         for attribute, value in list(vars(module).items()):
-            if type(value) is int and not attribute.startswith("_") and len(changes.get(value, ())) == 1:
-                setattr(module, attribute, next(iter(changes[value])))
+            changed = changes.get(value, set()) - {value} if type(value) is int else set()
+            if len(changed) == 1 and not attribute.startswith("_"):
+                setattr(module, attribute, changed.pop())
 
 
 def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_]) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import pathlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from dsa_hw.channels.trace import as_inputs, evaluating, short_path
 
 __all__ = ["difference", "find_groups", "randomise"]
 
+_Test = Callable[[ChannelGroups, Sequence[NDArray[np.int64]]], None]
 _logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-4
 _TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # with the separator: not torchvision's
@@ -51,9 +52,8 @@ def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -
 class _BrokenError(Exception):
     """The shrunk network does not run (``module`` says where, if known), or it runs and gives something else."""
 
-    def __init__(self, reason: str, *, ran: bool, module: str = "") -> None:
+    def __init__(self, reason: str, module: str = "") -> None:
         super().__init__(reason)
-        self.ran = ran
         self.module = module
 
 
@@ -67,19 +67,12 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
                 test(groups, _some(groups, range(len(groups)), rng))
                 break
             except _BrokenError as broken:
-                culprits = _isolate(check, groups, rng) if broken.ran else []
-                groups = _without(model, walk, groups, culprits or _suspects(groups, broken), frozen, str(broken))
+                culprits = _isolate(test, groups, rng) or dict.fromkeys(_suspects(groups, broken), str(broken))
+                for k, reason in culprits.items():
+                    _logger.info("group %s frozen: %s", groups.names[k], reason)
+                    frozen.update(dict.fromkeys(groups.identities[k].tolist(), reason))
+                groups = assemble(walk, model, frozen)
     return groups
-
-
-def _without(
-    model: nn.Module, walk: Walk, groups: ChannelGroups, culprits: Sequence[int], frozen: dict[int, str], reason: str
-) -> ChannelGroups:
-    """Freeze these groups and assemble again."""
-    for k in culprits:
-        _logger.info("group %s frozen: %s", groups.names[k], reason)
-        frozen.update(dict.fromkeys(groups.identities[k].tolist(), reason))
-    return assemble(walk, model, frozen)
 
 
 def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Generator) -> list[NDArray[np.int64]]:
@@ -91,46 +84,30 @@ def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Ge
     return kept
 
 
-def _isolate(check: _Check, groups: ChannelGroups, rng: np.random.Generator) -> list[int]:
-    """The groups that break the network when they alone are shrunk, by halving."""
+def _isolate(test: _Test, groups: ChannelGroups, rng: np.random.Generator) -> dict[int, str]:
+    """The groups that break the network when they alone are shrunk, each with its reason, by halving."""
 
-    def broken(which: list[int]) -> bool:
+    def search(which: list[int]) -> dict[int, str]:
         try:
-            check.values(groups, _some(groups, which, rng))
-        except _BrokenError:
-            return True
-        return False
-
-    def search(which: list[int]) -> list[int]:
-        if not broken(which):
-            return []
-        if len(which) == 1:
-            return which
-        middle = len(which) // 2
-        return search(which[:middle]) + search(which[middle:])
+            test(groups, _some(groups, which, rng))
+        except _BrokenError as broken:
+            if len(which) == 1:
+                return {which[0]: str(broken)}
+            middle = len(which) // 2
+            return search(which[:middle]) | search(which[middle:])
+        return {}
 
     return search(list(range(len(groups))))
 
 
 def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:
-    """The groups that pass where it broke: first one that is regrouped there (views to heads), then any."""
+    """Where no group breaks it alone but several do together: those that pass where it broke, or else all."""
     total = int(groups.offsets[-1])
     owner = np.repeat(np.arange(len(groups)), groups.sizes)
-
-    def inside(module: str) -> bool:
-        return not broken.module or module == broken.module or module.startswith(f"{broken.module}.")
-
-    regrouped = {k for _, units in groups.extents for k in owner[units[units < total]].tolist()}
-    for candidates in (
-        [(m, u) for m, u in groups.extents if inside(m)],
-        [(c.tensor.rpartition(".")[0], c.units) for c in groups.cuts if inside(c.tensor.rpartition(".")[0])],
-    ):
-        found = sorted({k for _, units in candidates for k in owner[units[units < total]].tolist()})
-        if found:
-            # Smaller groups first: heads (12) rather than the residual stream (768) that runs through everything.
-            found.sort(key=lambda k: (k not in regrouped, len(groups.members[k])))
-            return found[:1]
-    return list(range(len(groups)))
+    here = [c.units for c in groups.cuts if f"{c.tensor}.".startswith(f"{broken.module}.")]
+    here += [units for module, _, units in groups.extents if module == broken.module]
+    found = sorted({k for units in here for k in owner[units[units < total]].tolist()})
+    return found if broken.module and found else list(range(len(groups)))
 
 
 class _Check:
@@ -164,7 +141,7 @@ class _Check:
             if gap <= _TOLERANCE:
                 return
         reason = f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count"
-        raise _BrokenError(reason, ran=True)
+        raise _BrokenError(reason)
 
     def _randomised(self, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         if dtype not in self.random:
@@ -203,9 +180,7 @@ def _forward(model: nn.Module, example_inputs: Any) -> Any:
                 place = f"{short_path(frame.f_code.co_filename)}:{line}"
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = f"{place or module}"
-        raise _BrokenError(
-            f"the code at {where} depends on this channel count ({message})", ran=False, module=module
-        ) from error
+        raise _BrokenError(f"the code at {where} depends on this channel count ({message})", module) from error
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:
