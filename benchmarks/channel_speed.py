@@ -2,7 +2,7 @@
 
     python benchmarks/channel_speed.py
 
-find_groups (with its verification) over torch.export.export alone, shrink in seconds, F and its gradient in microseconds.
+find_groups (with its verification) over torch.export.export alone; shrink in seconds; F and its gradient in us.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""Budgets and costs: F(alpha), counted or learnt from measurements, with exact gradients and honest bounds.
+
+    model = budgets.fit(profile, groups)         # a profile table -> the best of several cost models, calibrated
+    model.value(alpha), model.gradient(alpha), model.upper(alpha, 0.9), model.predict(configurations)
+    model.save("latency.json"); budgets.load("latency.json", groups, target="onnxruntime/cpu")
+
+Names are loaded when first used: naming a budget does not import scikit-learn.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Budget": "budgets.budget",
+    "CostModel": "budgets.model",
+    "EnergyBudget": "budgets.budget",
+    "FlopsBudget": "budgets.budget",
+    "LatencyBudget": "budgets.budget",
+    "MemoryBudget": "budgets.budget",
+    "ParamsBudget": "budgets.budget",
+    "activation_memory": "budgets.analytic",
+    "fit": "budgets.fitting",
+    "flops": "budgets.analytic",
+    "load": "budgets.files",
+    "params": "budgets.analytic",
+    "physics_features": "budgets.features",
+}
+__all__ = [
+    "Budget",
+    "CostModel",
+    "EnergyBudget",
+    "FlopsBudget",
+    "LatencyBudget",
+    "MemoryBudget",
+    "ParamsBudget",
+    "activation_memory",
+    "fit",
+    "flops",
+    "load",
+    "params",
+    "physics_features",
+]
+
+if TYPE_CHECKING:
+    from budgets.analytic import activation_memory, flops, params
+    from budgets.budget import Budget, EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
+    from budgets.features import physics_features
+    from budgets.files import load
+    from budgets.fitting import fit
+    from budgets.model import CostModel
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'budgets' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -117,7 +117,7 @@ class Admm:
         settle: int | None = None,
         minimum: ArrayLike = 0.0,
         start: float = 5.0,
-        travel: float = 6.0,
+        travel: float = 4.0,
         metric: str = "cost",
         subproblem: str = "exact",
         project_gradient: bool = False,
@@ -142,7 +142,7 @@ class Admm:
             raise BudgetError(f"minimum keep ratios must lie in [0, 1]; found {least.min()} to {least.max()}.")
         self._box = _Box(np.clip(least, _EDGE, 1.0))
         self._costs.check_feasible(self._box.least)
-        self._dense = bool((self._costs.limits >= 1.0).all())
+        self._dense = self._costs.keeps(np.ones(groups))
         theta = self._box.clip(np.full(groups, float(start)))
         self._first = np.maximum(self._costs.values(self._box.alpha(theta)), self._costs.limits)
         zeros, duals = np.zeros(groups), np.zeros(len(limits))
@@ -169,7 +169,12 @@ class Admm:
         if self._dense:
             return np.ones_like(self.state.z)
         z, _ = self._project(self.state.z, self._costs.limits)
-        return self._box.alpha(_raise(self._costs, z, self._costs.limits, self._box))
+        box, keeps = self._box, self._costs.keeps
+        z = _bisect(z, box.low, lambda point: keeps(box.alpha(point)))
+        # Unused budget is given back to all groups alike (the same shift of z), until a budget is used up.
+        reach = np.array([(box.high - z).max()])
+        shift = _bisect(reach, np.zeros(1), lambda shift: keeps(box.alpha(box.clip(z + shift))))
+        return box.alpha(box.clip(z + shift))
 
     def step(self, gradient: ArrayLike) -> None:
         """One step with the task loss's gradient dL/dalpha (K,) at ``alpha``."""
@@ -296,9 +301,7 @@ class _NormalisedCosts:
             raise BudgetError(f"Each budget needs a cost and a limit; found {len(costs)} and {len(limits)}.")
         self._raw = tuple(costs)
         self._asked = np.array([float(limit) for limit in limits])
-        ones = np.ones((1, groups))
-        self.dense = np.ones(len(costs))
-        self.dense = self.values(ones)[0]
+        self.dense = self._values(np.ones(groups))
         if not (np.isfinite(self.dense) & (self.dense > 0.0)).all():
             raise BudgetError(f"A cost must be positive and finite at alpha = 1; found {self.dense.tolist()}.")
         if not np.isfinite(self._asked).all():
@@ -306,24 +309,32 @@ class _NormalisedCosts:
         self.limits = self._asked / self.dense
 
     def values(self, alpha: _Array) -> _Array:
-        """Costs (..., J) at keep ratios (..., K)."""
+        """Costs (..., J) at keep ratios (..., K), over their dense values."""
+        return self._values(alpha) / self.dense
+
+    def _values(self, alpha: _Array) -> _Array:
         with torch.no_grad():
             point = torch.from_numpy(np.ascontiguousarray(alpha, np.float64))
             columns = [np.asarray(cost.value(point), np.float64) for cost in self._raw]
-        return np.stack(columns, -1) / self.dense
+        return np.stack(columns, -1)
 
     def gradients(self, alpha: _Array) -> _Array:
         """Gradients (J, K) at keep ratios (K,); a fitted cost's negative parts are left out: costs do not fall."""
         rows = np.stack([np.asarray(cost.gradient(alpha), np.float64) for cost in self._raw])
         return np.maximum(rows / self.dense[:, None], 0.0)
 
+    def keeps(self, alpha: _Array) -> bool:
+        """Whether the costs keep the limits as they were asked, to the last bit of the costs' own units."""
+        return bool((self._values(alpha) <= self._asked).all())
+
     def check_feasible(self, least: _Array) -> None:
-        smallest = self.values(least)
-        for j in np.flatnonzero(self.limits < smallest):
-            value = float(smallest[j] * self.dense[j])
+        """Costs do not fall with the keep ratios, so the smallest keep ratios decide for every budget at once."""
+        smallest = self._values(least)
+        for j in np.flatnonzero(self._asked < smallest):
+            value = float(smallest[j])
             raise InfeasibleBudgetError(
-                f"Budget {j} is {self._asked[j]:.6g}, but with every group at its smallest keep ratio the cost is still "
-                f"{value:.6g} (dense: {self.dense[j]:.6g}). Ask for at least {value:.6g}, or lower the minimum.",
+                f"Budget {j} is {self._asked[j]:.6g}, but with every group at its smallest keep ratio the cost is "
+                f"still {value:.6g} (dense: {self.dense[j]:.6g}). Ask for at least {value:.6g}, or lower the minimum.",
                 smallest=value,
             )
 
@@ -331,9 +342,7 @@ class _NormalisedCosts:
 _Weights = Callable[[_Array], _Array]
 
 
-def _project(
-    costs: _NormalisedCosts, y: _Array, limits: _Array, box: _Box, weights: _Weights
-) -> tuple[_Array, _Array]:
+def _project(costs: _NormalisedCosts, y: _Array, limits: _Array, box: _Box, weights: _Weights) -> tuple[_Array, _Array]:
     """z (K,) nearest to y with F_j(sigmoid z) <= limits, and its duals mu (J,), in units of ``weights``.
 
     Within a distance of 1 in every theta the projection is unique and found exactly. From farther away it is done in
@@ -341,16 +350,18 @@ def _project(
     """
     z = box.clip(y)
     mu = np.zeros(limits.size)
-    for _ in range(10_000):
+    # A limit at the very edge of what is feasible would be approached for ever, so there the way goes straight down.
+    pieces = 40 if (costs.values(box.least) < (1.0 - 1e-6) * limits).all() else 0
+    for _ in range(pieces):
         here = costs.values(box.alpha(z))
         if (here <= limits).all():
-            break
+            return z, mu
         floor = np.maximum(box.low, z - 1.0)
         # Halfway to what can be reached in this piece, unless all of the way is in reach.
         target = np.maximum(limits, 0.5 * (here + costs.values(box.alpha(floor))))
         z, part = _project_near(costs, z, target, floor, box, weights(z))
         mu = mu + part
-    return z, mu
+    return _bisect(z, box.low, lambda point: bool((costs.values(box.alpha(point)) <= limits).all())), mu
 
 
 def _project_near(
@@ -362,7 +373,7 @@ def _project_near(
     >= 0 the linear model is feasible whenever the budget is. Its projection is solved and F linearised there again.
     """
     z, mu, change = y, np.zeros(limits.size), np.inf
-    for _ in range(100):
+    for _ in range(30):
         alpha = box.alpha(z)
         grads = costs.gradients(alpha)
         room = limits - costs.values(alpha) + grads @ alpha
@@ -370,9 +381,10 @@ def _project_near(
         moved = float(np.abs(new - z).max())
         z = new if moved < 0.7 * change else 0.5 * (z + new)  # damped where relinearising does not contract
         change = moved
-        if moved < 1e-13:
+        if moved < 1e-10:
             break
-    return _restore(costs, z, floor, limits, box), mu
+    # The last bits: the first point on the way to the floor that keeps the limits.
+    return _bisect(z, floor, lambda point: bool((costs.values(box.alpha(point)) <= limits).all())), mu
 
 
 def _dual_newton(
@@ -389,29 +401,31 @@ def _dual_newton(
         return z, over, float(0.5 * (weight * (z - y) ** 2).sum() + mu @ over)
 
     z, over, best = evaluate(mu)
-    for _ in range(100):
+    for _ in range(40):
         active = (mu > 0.0) | (over > 0.0)
-        if (np.abs(over[active]) <= 1e-15).all():
+        gap = float(np.abs(np.where(active, over, 0.0)).max())
+        if gap <= 1e-13:
             break
         s = expit(z)
         slope = _slope(s)
         bend = 1.0 + (mu @ grads / weight) * slope * (1.0 - 2.0 * s)
         movable = np.where((z > floor) & (bend > 0.0), slope**2 / (weight * bend), 0.0)
         hessian = (grads[active] * movable) @ grads[active].T
-        # Budgets on nearly the same thing make it nearly singular; so does a model with every group at its floor.
-        ridge = 1e-14 * max(float(np.trace(hessian)), np.finfo(float).tiny)
-        direction = np.linalg.solve(hessian + ridge * np.eye(len(hessian)), over[active])
-        size = 1.0
-        while size > 1e-12:
-            trial = mu.copy()
-            trial[active] = np.maximum(mu[active] + size * direction, 0.0)
-            candidate = evaluate(trial)
-            if candidate[2] >= best + 1e-4 * float(over @ (trial - mu)):
-                break
-            size *= 0.5
-        else:
+        if not (np.diag(hessian) > 0.0).all():  # every group that this budget could move is at its floor
             break
-        if np.array_equal(trial, mu):
+        ridge = 1e-12 * float(np.trace(hessian))  # budgets on nearly the same thing make it nearly singular
+        direction = np.zeros(mu.size)
+        direction[active] = np.linalg.solve(hessian + ridge * np.eye(len(hessian)), over[active])
+        size = 1.0
+        while size > 1e-6:
+            trial = np.maximum(mu + size * direction, 0.0)
+            candidate = evaluate(trial)
+            rest = float(np.abs(np.where((trial > 0.0) | (candidate[1] > 0.0), candidate[1], 0.0)).max())
+            # The value rises; or, where its last digits cannot say, the residual halves.
+            if rest <= 0.5 * gap or candidate[2] > best + 1e-4 * float(over @ (trial - mu)):
+                break
+            size *= 0.25
+        else:
             break
         mu, (z, over, best) = trial, candidate
     return z, mu
@@ -422,8 +436,9 @@ def _nearest(pull: _Array, y: _Array, floor: _Array) -> _Array:
 
     There is at most one: at a double root (y - z)(2 sigmoid(z) - 1) = 1, which y - z <= 1 excludes.
     """
-    low, high = floor, y
-    z = np.maximum(y - pull * _slope(expit(y)), floor)
+    none = floor - y + pull * _slope(expit(floor)) >= 0.0
+    low, high = floor, np.where(none, floor, y)
+    z = np.clip(y - pull * _slope(expit(y)), low, high)
     for _ in range(60):
         s = expit(z)
         slope = _slope(s)
@@ -431,24 +446,12 @@ def _nearest(pull: _Array, y: _Array, floor: _Array) -> _Array:
         low, high = np.where(value > 0.0, low, z), np.where(value > 0.0, z, high)
         bend = 1.0 + pull * slope * (1.0 - 2.0 * s)
         new = z - value / np.where(bend > 1e-3, bend, 1e-3)
-        new = np.where((new >= low) & (new <= high), new, 0.5 * (low + high))
-        if np.abs(new - z).max() < 1e-15:
-            break
+        new = np.where(none, floor, np.where((new >= low) & (new <= high), new, 0.5 * (low + high)))
+        moved = float(np.abs(new - z).max())
         z = new
-    slope = _slope(expit(floor))
-    return np.where(floor - y + pull * slope >= 0.0, floor, z)
-
-
-def _restore(costs: _NormalisedCosts, z: _Array, floor: _Array, limits: _Array, box: _Box) -> _Array:
-    """The last bits: the point nearest to z on the way to ``floor`` that keeps the limits."""
-    return _bisect(z, floor, lambda point: bool((costs.values(box.alpha(point)) <= limits).all()))
-
-
-def _raise(costs: _NormalisedCosts, z: _Array, limits: _Array, box: _Box) -> _Array:
-    """Unused budget is given back to all groups alike (the same shift of z), until a budget is used up."""
-    keeps = lambda point: bool((costs.values(box.alpha(point)) <= limits).all())  # noqa: E731
-    reach = float((box.high - z).max())
-    return box.clip(z + _bisect(np.array([reach]), np.zeros(1), lambda shift: keeps(box.clip(z + shift))))
+        if moved < 1e-13:
+            break
+    return z
 
 
 def _bisect(wanted: _Array, safe: _Array, keeps: Callable[[_Array], bool]) -> _Array:

@@ -80,7 +80,7 @@ class Layout:
 
 def beta2_schedule(epoch: float, start: float = 0.05, growth: float = 1.1) -> float:
     """The paper's beta2: ``start`` at epoch 0, times ``growth`` per epoch; the inexactness falls as it grows."""
-    return start * growth**epoch
+    return float(start * growth**epoch)
 
 
 def inexactness(p: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _log_importance(importance: Tensor, layout: Layout) -> Tensor:
             "Use magnitudes (|gamma|, norms), and check that the weights are finite."
         )
     # A group of zeros has no largest importance; there, as where all are equal, every channel gets p = alpha.
-    logs = (values / torch.where(high > 0.0, high, 1.0)).log_()
+    logs = torch.where(high > 0.0, values / high, 1.0).log_()
     logs.clamp_(min=-_DECADES * math.log(10.0))
     if min(layout.sizes) < layout.shape[1]:
         logs.masked_fill_(~layout.valid(values.device), -math.inf)
@@ -174,13 +174,15 @@ def _hard_threshold(log_importance: Tensor, target: Tensor, counts: Tensor) -> t
     ascending = _sorted(log_importance)
     width = log_importance.shape[1]
     kept = target * counts
-    place = (width - 1 - kept.long()).clamp(min=0)[:, None]
+    whole = kept.round()
+    kept = torch.where((kept - whole).abs() < 1e-9, whole, kept)  # 0.3 * 10 channels are 3
+    place = (width - 1 - torch.minimum(kept, counts - 1.0).long())[:, None]
     anchor = ascending.gather(1, place)
     above = (ascending.gather(1, (place + 1).clamp(max=width - 1)) - anchor)[:, 0]
     first, last = torch.searchsorted(ascending, anchor), torch.searchsorted(ascending, anchor, right=True)
     share = (kept - (width - last[:, 0])) / (last - first)[:, 0]
     gap = torch.where(above > 0.0, 0.5 * above, math.inf)
-    return anchor[:, 0].to(target.dtype), share.clamp(_EDGE, 1.0 - _EDGE), gap.to(target.dtype)
+    return anchor[:, 0].to(target.dtype), share.clamp(0.0, 1.0 - _EDGE), gap.to(target.dtype)
 
 
 def _sorted(values: Tensor) -> Tensor:
@@ -380,5 +382,3 @@ def _disarm(p: Tensor, count: int, temperature: float, rng: torch.Generator | No
         return losses.mean() + ((p - keep) * coefficient).sum().to(losses.dtype)
 
     return MaskSample(torch.cat((first, second)).to(dtype), surrogate)
-
-

@@ -10,20 +10,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Final
+from typing import ClassVar, Final
 
 from dsa_hw.errors import BudgetError
 
 __all__ = [
     "BASE_UNITS",
-    "UNITS",
     "GB",
+    "MB",
+    "UNITS",
     "GFLOPs",
     "GMACs",
     "GiB",
     "J",
     "KiB",
-    "MB",
     "MFLOPs",
     "MMACs",
     "MiB",
@@ -62,7 +62,7 @@ class Unit:
     factor: float
 
     # NumPy scalars would otherwise try to broadcast over the unit instead of calling __rmul__.
-    __array_ufunc__: Final = None
+    __array_ufunc__: ClassVar[None] = None
 
     def __rmul__(self, number: Real | float) -> Quantity:
         """``5 * ms``."""
@@ -77,9 +77,25 @@ class Unit:
 
 def _units() -> dict[str, Unit]:
     table: dict[str, tuple[str, float]] = {"%": ("fraction", 0.01), "percent": ("fraction", 0.01)}
-    for symbol, factor in (("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("μs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0)):
+    for symbol, factor in (
+        ("ns", 1e-9),
+        ("us", 1e-6),
+        ("µs", 1e-6),
+        ("μs", 1e-6),
+        ("ms", 1e-3),
+        ("s", 1.0),
+        ("min", 60.0),
+    ):
         table[symbol] = ("time", factor)
-    for symbol, factor in (("nJ", 1e-9), ("uJ", 1e-6), ("µJ", 1e-6), ("μJ", 1e-6), ("mJ", 1e-3), ("J", 1.0), ("kJ", 1e3)):
+    for symbol, factor in (
+        ("nJ", 1e-9),
+        ("uJ", 1e-6),
+        ("µJ", 1e-6),
+        ("μJ", 1e-6),
+        ("mJ", 1e-3),
+        ("J", 1.0),
+        ("kJ", 1e3),
+    ):
         table[symbol] = ("energy", factor)
     table |= {"mWh": ("energy", 3.6), "Wh": ("energy", 3600.0)}
     for power, prefix in enumerate("KMGT", start=1):
@@ -110,8 +126,8 @@ BASE_UNITS: Final[dict[str, str]] = {
 ns, us, ms, s = (UNITS[symbol] for symbol in ("ns", "us", "ms", "s"))
 uJ, mJ, J = (UNITS[symbol] for symbol in ("uJ", "mJ", "J"))  # noqa: N816 (SI spells joule with a capital)
 kB, MB, GB = (UNITS[symbol] for symbol in ("kB", "MB", "GB"))  # noqa: N816
-KiB, MiB, GiB = (UNITS[symbol] for symbol in ("KiB", "MiB", "GiB"))  # noqa: N816
-MFLOPs, GFLOPs, MMACs, GMACs = (UNITS[symbol] for symbol in ("MFLOPs", "GFLOPs", "MMACs", "GMACs"))  # noqa: N816
+KiB, MiB, GiB = (UNITS[symbol] for symbol in ("KiB", "MiB", "GiB"))
+MFLOPs, GFLOPs, MMACs, GMACs = (UNITS[symbol] for symbol in ("MFLOPs", "GFLOPs", "MMACs", "GMACs"))
 Mparams = UNITS["Mparams"]
 percent = UNITS["percent"]
 

@@ -23,6 +23,7 @@ NAMES = [
     "physics",
     "physics, coarse",
     "flops",
+    "physics, blocks of 16",
     "per operation",
     "topology quadratic",
     "bilinear ridge",

@@ -18,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
+from budgets.blocks import Blocks
 from budgets.features import physics_features
 from budgets.regression import (
     BilinearRidge,
@@ -32,11 +33,20 @@ from budgets.regression import (
 from budgets.selection import candidates
 from dsa_hw.errors import ProfileError
 
-ESTIMATORS = [PhysicsNNLS, PerOperationAdditive, TopologyQuadratic, BilinearRidge, GPResidual, MonotoneBoosting, ResidualBoosting]
+ESTIMATORS = [
+    PhysicsNNLS,
+    PerOperationAdditive,
+    TopologyQuadratic,
+    BilinearRidge,
+    GPResidual,
+    MonotoneBoosting,
+    ResidualBoosting,
+]
 NAMES = [
     "physics",
     "physics, coarse",
     "flops",
+    "physics, blocks of 16",
     "per operation",
     "topology quadratic",
     "bilinear ridge",
@@ -125,7 +135,9 @@ def test_boosting_says_that_its_gradient_is_a_surrogates(data: tuple[Any, np.nda
     assert "surrogate" in (MonotoneBoosting.__doc__ or "")
 
 
-@pytest.mark.parametrize("name", ["physics", "physics, coarse", "flops", "per operation", "monotone boosting"])
+@pytest.mark.parametrize(
+    "name", ["physics", "physics, coarse", "flops", "physics, blocks of 16", "per operation", "monotone boosting"]
+)
 def test_monotone_models_have_no_violation_in_100000_pairs(data: tuple[Any, np.ndarray, np.ndarray], name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
@@ -159,6 +171,27 @@ def test_physics_recovers_a_cost_that_is_physical(network: Callable[..., Any], s
     unseen = rng.uniform(0.1, 1, (60, size))
     np.testing.assert_allclose(model.predict(unseen), truth(unseen), rtol=1e-6)
     assert (model.coef_ >= 0).all()
+
+
+def test_blocks_are_paid_in_full() -> None:
+    blocks = Blocks(16, (64, 24, 8, 16))
+    widths = np.array([[16, 16, 8, 16], [32, 24, 4, 8], [64, 20, 1, 16]])
+    expected = np.array([[16, 16, 16, 16], [32, 32, 16, 16], [64, 24, 16, 16]])
+    effective = blocks(widths / np.array(blocks.sizes)) * np.array(blocks.sizes)
+    np.testing.assert_allclose(effective, expected, rtol=1e-12)
+    # A device with such blocks, profiled at multiples of 8: the estimator that knows them is right, the other is not.
+    sizes = np.array(blocks.sizes)
+    rng = np.random.default_rng(0)
+    sampled = np.minimum(8 * rng.integers(1, 9, (60, 4)), sizes)
+    on_blocks = np.where(sampled == sizes, sampled, np.maximum(16 * (sampled // 16), 8))
+    y = 1 + (np.ceil(on_blocks / 16) * 16).sum(1)
+    aware, naive = PhysicsNNLS(blocks=blocks).fit(on_blocks / sizes, y), PhysicsNNLS().fit(on_blocks / sizes, y)
+    np.testing.assert_allclose(aware.predict(on_blocks / sizes), y, rtol=1e-9)
+    assert np.abs(naive.predict(on_blocks / sizes) / y - 1).max() > 0.02
+    with pytest.raises(ProfileError, match="blocks= is made for 4"):
+        PhysicsNNLS(blocks=blocks).fit(np.ones((5, 3)), np.ones(5))
+    with pytest.raises(ProfileError, match="at least 1"):
+        Blocks(0, (8,))
 
 
 def test_topology_quadratic_and_bilinear_recover_their_own_form(network: Callable[..., Any]) -> None:

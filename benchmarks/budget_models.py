@@ -1,0 +1,270 @@
+"""Accuracy of budget models on real runtimes, beside what other tools use: learning curves, goals, coverage of the
+bound.
+
+    python benchmarks/budget_models.py measure --tables DIRECTORY [--only resnet18@onnxruntime/cpu ...] [--time-limit
+    900] python benchmarks/budget_models.py fit --tables DIRECTORY --out results.json --plot learning.png
+
+``measure`` profiles each network once (80 training configurations and 60 held out, drawn before) and writes one CSV and
+one JSON of attributes for each; it resumes where it stopped, and a network that is finished is not measured again.
+``fit`` needs only those files, so that fits can be repeated without measuring. Measure on a quiet machine: the profiler
+refuses otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from budget_baselines import baselines, contenders
+
+import budgets
+from budgets.selection import candidates
+from dsa_hw.channels import ChannelGroups, find_groups
+from dsa_hw.errors import DsaError
+from dsa_hw.vision import torchvision
+
+CASES = (
+    "resnet18@onnxruntime/cpu",
+    "resnet50@onnxruntime/cpu",
+    "mobilenet_v2@onnxruntime/cpu",
+    "densenet121@onnxruntime/cpu",
+    "efficientnet_b0@onnxruntime/cpu",
+    "shufflenet_v2_x1_0@onnxruntime/cpu",
+    "resnet18@torch/cpu",
+)
+TRAIN, HOLDOUT, SIZES, REPEATS = 80, 60, (10, 20, 40, 80), 5
+CHOSEN = "ours: budgets.fit"
+GOAL_MAPE, GOAL_WITHIN, GOAL_COVERAGE, GOAL_WIDTH = 0.03, 0.99, (0.87, 0.95), 0.07
+
+
+def network(case: str) -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    """The network of a case with random weights and its example input: latency does not depend on either's values."""
+    torch.manual_seed(0)
+    model = getattr(torchvision.models, case.partition("@")[0])(weights=None).eval()
+    return model, (torch.randn(1, 3, 224, 224),)
+
+
+def files(directory: Path, case: str) -> tuple[Path, Path, Path]:
+    """Store, table and attributes of a case."""
+    stem = case.replace("/", "-").replace("@", "_")
+    return directory / f"{stem}.sqlite", directory / f"{stem}.csv", directory / f"{stem}.json"
+
+
+def measure(directory: Path, cases: list[str], limit: float) -> int:
+    """Profile every case that has no table yet; returns the number of cases that could not be measured."""
+    import profilers
+
+    directory.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for case in cases:
+        store, table, attributes = files(directory, case)
+        if table.exists() and attributes.exists():
+            print(f"{case}: measured already")
+            continue
+        model, inputs = network(case)
+        started = time.perf_counter()
+        try:
+            profile = profilers.profile(
+                model, inputs, case.partition("@")[2], samples=TRAIN, holdout=HOLDOUT, out=store, time_limit=limit
+            )
+        except DsaError as error:
+            # What was measured stays in the store; the next call continues it.
+            print(f"{case}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        profile.to_csv(table, index=False)
+        attributes.write_text(json.dumps(profile.attrs, indent=2, default=str) + "\n")
+        print(f"{case}: {len(profile)} configurations in {time.perf_counter() - started:.0f} s")
+    return failed
+
+
+def read(directory: Path, case: str) -> pd.DataFrame | None:
+    """The cached profile table of a case, or None where it has not been measured."""
+    _, table, attributes = files(directory, case)
+    if not (table.exists() and attributes.exists()):
+        return None
+    profile = pd.read_csv(table)
+    profile.attrs = json.loads(attributes.read_text())
+    return profile
+
+
+def _ratios(profile: pd.DataFrame, groups: ChannelGroups) -> tuple[np.ndarray, np.ndarray]:
+    return profile[list(groups.names)].to_numpy(np.float64) / groups.sizes, profile["seconds"].to_numpy(np.float64)
+
+
+def evaluate(profile: pd.DataFrame, groups: ChannelGroups) -> dict[str, Any]:
+    """Hold-out errors of all methods and of ``budgets.fit`` at each training size, and the coverage of its bound.
+
+    Everyone is given the dense network besides the n training configurations.
+    """
+    held, truth = _ratios(profile[profile["split"] == "holdout"], groups)
+    alpha, y = _ratios(profile[profile["split"] == "train"], groups)
+    dense, dense_y = _ratios(profile[profile["split"] == "dense"], groups)
+    methods: dict[str, Callable[[], Any]] = {**contenders(groups), **baselines(groups)}
+    orders = [np.random.default_rng(seed).permutation(len(y)) for seed in range(REPEATS)]
+    mape: dict[str, dict[int, float]] = {name: {} for name in (CHOSEN, *methods)}
+    within: dict[str, dict[int, float]] = {name: {} for name in (CHOSEN, *methods)}
+    ours: dict[int, list[dict[str, Any]]] = {}
+    for n in SIZES:
+        rows = [order[:n] for order in orders[: 1 if n >= len(y) else REPEATS]]
+        for name, make in methods.items():
+            errors = [
+                np.abs(make().fit(np.vstack([alpha[r], dense]), np.r_[y[r], dense_y]).predict(held) / truth - 1)
+                for r in rows
+            ]
+            mape[name][n], within[name][n] = float(np.mean(errors)), float(np.mean(np.array(errors) <= 0.1))
+        ours[n] = [_ours(profile, groups, r) for r in rows]
+        mape[CHOSEN][n], within[CHOSEN][n] = (
+            float(np.mean([o[key] for o in ours[n]])) for key in ("mape", "within_10")
+        )
+    return {
+        "groups": len(groups),
+        "configurations": len(y),
+        "holdout": len(truth),
+        "noise": profile.attrs.get("noise"),
+        "mape": mape,
+        "within_10": within,
+        "fit_at_40": {key: float(np.mean([o[key] for o in ours[40]])) for key in ours[40][0] if key != "name"},
+        "chosen": [o["name"] for o in ours[40]],
+        **coverage(profile, groups),
+    }
+
+
+def _ours(profile: pd.DataFrame, groups: ChannelGroups, rows: np.ndarray) -> dict[str, Any]:
+    """``budgets.fit`` on some of the training rows, the dense network and the hold-out."""
+    train = profile[profile["split"] == "train"].iloc[rows]
+    table = pd.concat([train, profile[profile["split"].isin(["dense", "holdout"])]], ignore_index=True)
+    table.attrs = profile.attrs
+    started = time.perf_counter()
+    model = budgets.fit(table, groups)
+    errors = model.provenance.errors
+    return {
+        "name": model.name,
+        "mape": errors["holdout_mape"],
+        "within_10": errors["holdout_within_10"],
+        "cv_mape": errors["cv_mape"],
+        "half_width_90": model.half_width(0.9),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def coverage(profile: pd.DataFrame, groups: ChannelGroups, repeats: int = 20) -> dict[str, float]:
+    """Coverage of the 90 % bound over repeated random splits into 40 to train on and the rest to test."""
+    drawn = profile[profile["split"].isin(["train", "holdout"])]
+    # The quick candidates: choosing among them is part of what has to cover.
+    physics = {name: estimator for name, estimator in candidates(groups).items() if name.startswith("physics")}
+    found = []
+    for seed in range(repeats):
+        order = np.random.default_rng(1000 + seed).permutation(len(drawn))
+        table = drawn.iloc[order].assign(split=["train"] * 40 + ["holdout"] * (len(drawn) - 40))
+        table.attrs = profile.attrs
+        model = budgets.fit(table, groups, candidates=physics)
+        held, truth = _ratios(table[table["split"] == "holdout"], groups)
+        upper = model.upper(held, 0.9)
+        found.append((float((truth <= upper).mean()), float(np.median(upper / model(held) - 1))))
+    covered, width = np.mean(found, axis=0)
+    return {"coverage_90": float(covered), "half_width_90": float(width)}
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the learning curves and, last, which goals are met."""
+    goals = []
+    for case, result in results.items():
+        print(f"\n{case}: {result['groups']} channel groups, mean hold-out error by number of training configurations")
+        print(pd.DataFrame(result["mape"]).T.map(lambda v: f"{100 * v:.2f} %").to_string())
+        fit = result["fit_at_40"]
+        goals.append(
+            {
+                "case": case,
+                "error": f"{100 * fit['mape']:.2f} %",
+                "goal 3 %": "met" if fit["mape"] <= GOAL_MAPE else "missed",
+                "within 10 %": f"{100 * fit['within_10']:.1f} %",
+                "goal 99 %": "met" if fit["within_10"] >= GOAL_WITHIN else "missed",
+                "coverage": f"{100 * result['coverage_90']:.1f} %",
+                "goal 87-95 %": "met" if GOAL_COVERAGE[0] <= result["coverage_90"] <= GOAL_COVERAGE[1] else "missed",
+                "half-width": f"{100 * result['half_width_90']:.1f} %",
+                "chosen": ", ".join(sorted(set(result["chosen"]))),
+            }
+        )
+    print("\nbudgets.fit with 40 training configurations")
+    print(pd.DataFrame(goals).set_index("case").to_string())
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Learning curves, a panel for each case."""
+    from matplotlib.figure import Figure
+
+    columns = min(4, len(results))
+    rows = -(-len(results) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.6 * rows + 0.8), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    shown = (CHOSEN, "ours: physics", "ours: per operation")
+    for axes, (case, result) in zip(panels, results.items(), strict=False):
+        for name, curve in result["mape"].items():
+            if name.startswith("ours") and name not in shown:
+                continue
+            sizes = [int(n) for n in curve]
+            bold = name == CHOSEN
+            axes.plot(
+                sizes, [100 * curve[n] for n in curve], marker="o", ms=3.5, lw=2.2 if bold else 1.1,
+                ls="-" if name.startswith("ours") else "--", label=name, zorder=3 if bold else 2,
+            )  # fmt: skip
+        axes.axhline(100 * GOAL_MAPE, color="black", lw=0.7, ls=":")
+        axes.set(title=case.replace("@", "\n"), xscale="log", yscale="log", xlabel="training configurations")
+        axes.set_xticks(SIZES, [str(n) for n in SIZES])
+        axes.minorticks_off()
+        axes.set_yticks([1, 2, 3, 5, 10, 20, 50], ["1", "2", "3", "5", "10", "20", "50"])
+        axes.set_ylim(0.5, 60)
+    for axes in panels[len(results) :]:
+        axes.set_axis_off()
+    panels[0].set_ylabel("mean hold-out error [%]")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> int:
+    """Measure or fit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("phase", choices=("measure", "fit"))
+    parser.add_argument("--tables", type=Path, required=True, help="directory of cached profile tables")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="NETWORK@TARGET")
+    parser.add_argument("--time-limit", type=float, default=900.0, help="seconds of measuring for each case")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--plot", type=Path, help="draw the learning curves")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    torch.set_num_threads(1)
+    if args.phase == "measure":
+        return 1 if measure(args.tables, args.only, args.time_limit) else 0
+    results: dict[str, Any] = {}
+    for case in args.only:
+        profile = read(args.tables, case)
+        if profile is None:
+            print(f"{case}: not measured yet; run the measure phase with --tables {args.tables}", file=sys.stderr)
+            continue
+        model, inputs = network(case)
+        results[case] = evaluate(profile, find_groups(model, inputs))
+        print(f"{case}: fitted", file=sys.stderr)
+    if not results:
+        return 1
+    show(results)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+    if args.plot is not None:
+        plot(results, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""Estimators that are linear in features of alpha, and therefore end as one quadratic form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy.optimize import nnls
+
+from budgets.blocks import Blocks
+from budgets.features import FeatureMap
+from budgets.quadratic import Quadratic
+from budgets.regression.base import Array, CostRegressor
+from dsa_hw.errors import ProfileError
+
+__all__ = ["BilinearRidge", "PerOperationAdditive", "PhysicsNNLS", "TopologyQuadratic"]
+
+# Ratio of the noise's variance to the prior's variance. Times scatter by some percent and coefficients by some tens of
+# percent about their prior, so the useful range is around 1e-4 .. 1; leave-one-out chooses.
+_PENALTIES: Final = tuple(10.0**k for k in np.arange(-5.0, 2.1, 0.5))
+
+
+class _Linear(CostRegressor):
+    """F = coef @ phi(alpha): the fit finds ``coef_``, the rest follows."""
+
+    _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_")
+
+    features_: FeatureMap
+    coef_: Array
+    quadratic_: Quadratic
+
+    def _fit(self, alpha: Array, y: Array) -> None:
+        self.features_ = self._map(alpha.shape[1])
+        self.coef_ = self._solve(self.features_(alpha) / y[:, None])
+        self._restore()
+
+    def _map(self, size: int) -> FeatureMap:
+        return FeatureMap.monomials(size, ()) if self.features is None else self.features
+
+    def _solve(self, design: Array) -> Array:
+        """Coefficients (d,) with ``design`` (n, d) @ coefficients near 1: rows are phi / y, so errors are relative."""
+        raise NotImplementedError
+
+    def _restore(self) -> None:
+        self.quadratic_ = self.features_.combine(self.coef_)
+
+    def _predict(self, alpha: Array) -> Array:
+        return self.quadratic_(alpha)
+
+    def _gradient(self, alpha: Array) -> Array:
+        return self.quadratic_.gradient(alpha)
+
+    def _value(self, alpha: torch.Tensor) -> torch.Tensor:
+        return self.quadratic_.value(alpha)
+
+    def coefficients(self) -> dict[str, float]:
+        """Cost of each feature in the dense network, in the unit of y."""
+        return dict(zip(self.features_.names, self.coef_.tolist(), strict=True))
+
+
+class PhysicsNNLS(_Linear):
+    """Non-negative least squares on physics features: the default.
+
+        min_w  sum_i (phi(alpha_i)' w / y_i - 1)^2      subject to w >= 0
+
+    phi is quadratic with non-negative coefficients (``budgets.features``) and w >= 0, so F is quadratic and cannot fall
+    when a keep ratio grows, also outside the profiled range. With ``features=None`` phi is 1 and the columns of X.
+    """
+
+    monotone: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        features: FeatureMap | None = None,
+        *,
+        sizes: ArrayLike | None = None,
+        blocks: Blocks | None = None,
+        outside: str = "extrapolate",
+    ) -> None:
+        """Store the parameters (see the class and ``CostRegressor``)."""
+        self.features = features
+        self.sizes = sizes
+        self.blocks = blocks
+        self.outside = outside
+
+    def _solve(self, design: Array) -> Array:
+        return _nnls(design, np.ones(len(design)))
+
+
+class PerOperationAdditive(_Linear):
+    """Every operation at its own speed: a sum over operations, each shrunk to the speed of its class.
+
+    With features of granularity ``"operations"``, let ``w0`` be the coefficients if all operations of a class ran at
+    one speed (``PhysicsNNLS`` on the class sums, divided by share of work). Then, with u = w / w0,
+
+        min_u  sum_i (sum_j phi_j(alpha_i) w0_j u_j / y_i - 1)^2 + lambda sum_j (u_j - 1)^2,    u >= 0
+
+    which is the posterior mode for "an operation's speed scatters about its class's by sd s, times scatter by sd e",
+    lambda = (e / s)^2; lambda is chosen by leave-one-out. Where the target reports per-operation times, pass them to
+    ``fit(X, y, operation_seconds=frame)``: ``w0`` of those operations is what they took, times one common factor (timed
+    one by one they do not add up to the whole). F is quadratic and monotone as in ``PhysicsNNLS``.
+    """
+
+    monotone: ClassVar[bool] = True
+    _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_", "penalty_")
+
+    penalty_: float
+
+    def __init__(
+        self,
+        features: FeatureMap | None = None,
+        *,
+        sizes: ArrayLike | None = None,
+        blocks: Blocks | None = None,
+        outside: str = "extrapolate",
+    ) -> None:
+        """Store the parameters (see the class and ``CostRegressor``)."""
+        self.features = features
+        self.sizes = sizes
+        self.blocks = blocks
+        self.outside = outside
+
+    def fit(
+        self,
+        X: ArrayLike,  # noqa: N803
+        y: ArrayLike,
+        operation_seconds: Mapping[str, ArrayLike] | None = None,
+    ) -> Self:
+        """Fit; ``operation_seconds`` maps operation names to (n,) times (a DataFrame does), NaN where not reported."""
+        self._operation_seconds = operation_seconds
+        try:
+            return super().fit(X, y)
+        finally:
+            del self._operation_seconds
+
+    def _fit(self, alpha: Array, y: Array) -> None:
+        self.features_ = self._map(alpha.shape[1])
+        phi = self.features_(alpha)
+        design = phi / y[:, None]
+        _, index, share = self.features_.aggregate()
+        if self._operation_seconds is not None:
+            # Operations whose own speed is known form one class, in which each has its measured cost as share.
+            for j, seconds in self._rates(self._operation_seconds, phi).items():
+                index[j], share[j] = -1, seconds
+            index = np.unique(index, return_inverse=True)[1]
+        together = np.zeros((len(design), int(index.max()) + 1))
+        np.add.at(together.T, index, (design * share).T)
+        prior = _nnls(together, np.ones(len(design)))[index] * share
+        self.coef_, self.penalty_ = _shrink(design, prior)
+        self._restore()
+
+    def _rates(self, times: Mapping[str, ArrayLike], phi: Array) -> dict[int, float]:
+        """Cost of each timed operation in the dense network: the median of time / feature (robust to a bad run)."""
+        operations = {name.partition(": ")[2]: j for j, name in enumerate(self.features_.names) if ": " in name}
+        known = [name for name in times if name in operations]
+        if not known:
+            raise ProfileError(
+                f"operation_seconds names none of the {len(operations)} operations of features=; use "
+                "budgets.physics_features(groups, 'operations') and the names of groups.operations"
+            )
+        found = {}
+        for name in known:
+            seconds = np.asarray(times[name], np.float64)
+            if seconds.shape != (len(phi),):
+                raise ProfileError(f"operation_seconds[{name!r}] has shape {seconds.shape}, X has {len(phi)} rows")
+            rate = seconds / phi[:, operations[name]]
+            if np.isfinite(rate).any():
+                found[operations[name]] = max(float(np.nanmedian(rate)), 0.0)
+        return found
+
+
+class TopologyQuadratic(_Linear):
+    """The paper's F = alpha' A alpha + B' alpha + c with A[i, j] free where groups i and j meet in an operation.
+
+    Ridge on the monomials (all 1 at alpha = 1, the constant is not penalised), lambda by leave-one-out. The signs are
+    free, so monotonicity is not promised. With ``features=None`` every pair of columns may meet: the full quadratic.
+    """
+
+    _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_", "penalty_")
+
+    penalty_: float
+
+    def __init__(
+        self,
+        features: FeatureMap | None = None,
+        *,
+        sizes: ArrayLike | None = None,
+        blocks: Blocks | None = None,
+        outside: str = "extrapolate",
+    ) -> None:
+        """Store the parameters (see the class and ``CostRegressor``)."""
+        self.features = features
+        self.sizes = sizes
+        self.blocks = blocks
+        self.outside = outside
+
+    def _map(self, size: int) -> FeatureMap:
+        if self.features is None:
+            return FeatureMap.monomials(size, ((i, j) for i in range(size) for j in range(i, size)))
+        return FeatureMap.monomials(size, self.features.pairs())
+
+    def _solve(self, design: Array) -> Array:
+        coefficients, self.penalty_ = _ridge(design)
+        return coefficients
+
+
+class BilinearRidge(TopologyQuadratic):
+    """ECC's energy model (Yang et al., CVPR 2019): a constant and one coefficient for each product of groups that meet.
+
+    Ridge as in ``TopologyQuadratic``, without linear terms except for groups that meet no other (image input, logits,
+    depthwise only). With ``features=None`` consecutive columns meet, as in ECC's chain of layers.
+    """
+
+    def _map(self, size: int) -> FeatureMap:
+        if self.features is None:
+            pairs: tuple[tuple[int, int], ...] = tuple((i, i + 1) for i in range(size - 1))
+        else:
+            pairs = self.features.pairs()
+        alone = set(range(size)) - {k for pair in pairs for k in pair}
+        return FeatureMap.monomials(size, pairs, sorted(alone))
+
+
+def _nnls(design: Array, target: Array) -> Array:
+    """Non-negative least squares with unit columns: the active-set test must not depend on the features' scale."""
+    norm = np.linalg.norm(design, axis=0)
+    norm[norm == 0] = 1.0
+    try:
+        solution = nnls(design / norm, target)[0]
+    except RuntimeError as error:
+        raise ProfileError(f"non-negative least squares did not converge on {design.shape[0]} rows: {error}") from error
+    return np.asarray(solution / norm, np.float64)
+
+
+def _shrink(design: Array, prior: Array) -> tuple[Array, float]:
+    """``argmin_{w >= 0} |design w - 1|^2 + lambda |w / prior - 1|^2`` with lambda by leave-one-out; w = 0 where prior =
+    0.
+
+    The penalty is a block of extra rows, so it stays a non-negative least squares problem. On its active set S the
+    solution is a ridge, whose leave-one-out residual is e_i / (1 - h_ii), h the diagonal of Z_S (Z_S'Z_S + lambda I)^-1
+    Z_S'.
+    """
+    used = prior > 0
+    scaled = design[:, used] * prior[used]
+    n, d = scaled.shape
+    best: tuple[float, float, Array] | None = None
+    for penalty in _PENALTIES:
+        root = np.sqrt(penalty)
+        u = _nnls(np.vstack([scaled, root * np.eye(d)]), np.r_[np.ones(n), np.full(d, root)])
+        active = scaled[:, u > 0]
+        hat = np.einsum(
+            "ij,ji->i", active, np.linalg.solve(active.T @ active + penalty * np.eye(active.shape[1]), active.T)
+        )
+        error = float(np.mean(((scaled @ u - 1) / np.maximum(1 - hat, 1e-9)) ** 2))
+        if best is None or error < best[0]:
+            best = (error, penalty, u)
+    assert best is not None
+    coefficients = np.zeros(len(prior))
+    coefficients[used] = best[2] * prior[used]
+    return coefficients, best[1]
+
+
+def _ridge(design: Array) -> tuple[Array, float]:
+    """``argmin |design w - 1|^2 + lambda |w[1:]|^2 s^2`` with lambda by leave-one-out; column 0 is the free constant.
+
+    There may be thousands of monomials and a few dozen rows, so solve in the rows (the kernel trick): project the
+    constant out of rows and target, then w = Z'(ZZ' + lambda I)^-1 r; from one eigendecomposition of ZZ' every lambda
+    costs n^2.
+    """
+    n = len(design)
+    constant, rest = design[:, 0], design[:, 1:]
+    unit = constant / np.linalg.norm(constant)
+    target = np.ones(n)
+    z, r = rest - np.outer(unit, unit @ rest), target - unit * (unit @ target)
+    eigenvalues, vectors = np.linalg.eigh(z @ z.T)
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    scale = max(float(eigenvalues.mean()), np.finfo(float).tiny)
+    rotated = vectors.T @ r
+    best: tuple[float, float, Array] | None = None
+    for penalty in _PENALTIES:
+        shrink = eigenvalues / (eigenvalues + penalty * scale)
+        residual = r - vectors @ (shrink * rotated)
+        # The projected-out constant has leverage unit_i^2 of its own.
+        hat = np.einsum("ij,j,ij->i", vectors, shrink, vectors) + unit**2
+        error = float(np.mean((residual / np.maximum(1 - hat, 1e-9)) ** 2))
+        if best is None or error < best[0]:
+            best = (error, penalty, vectors @ (rotated / (eigenvalues + penalty * scale)))
+    assert best is not None
+    slopes = z.T @ best[2]
+    intercept = float(unit @ (target - rest @ slopes)) / float(np.linalg.norm(constant))
+    return np.r_[intercept, slopes], best[1]

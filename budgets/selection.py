@@ -1,0 +1,160 @@
+"""Which estimator? Compare all candidates by cross-validation on the same folds, never by training error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.model_selection import RepeatedKFold
+
+from budgets.blocks import Blocks
+from budgets.conformal import fit_rows
+from budgets.features import FeatureMap, Groups, physics_features
+from budgets.regression import (
+    BilinearRidge,
+    CostRegressor,
+    GPResidual,
+    MonotoneBoosting,
+    PerOperationAdditive,
+    PhysicsNNLS,
+    TopologyQuadratic,
+)
+from dsa_hw.errors import ProfileError
+
+__all__ = ["DEFAULT", "Comparison", "candidates", "compare"]
+
+Array = NDArray[np.float64]
+
+#: The candidate that another one has to beat.
+DEFAULT: Final = "physics"
+# Channels that vector units work on at a time: 8 floats with AVX2 and NEON pairs, 16 with AVX-512, 32 on GPUs and NPUs.
+_BLOCKS: Final = (8, 16, 32)
+
+
+def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> dict[str, CostRegressor]:
+    """Every estimator of the project, by the name it has in reports; without ``groups`` they know no topology.
+
+    ``flops`` (a constant and multiply-adds) is there because it is what everybody else budgets.
+    """
+    coarse: FeatureMap | None = None
+    classes: FeatureMap | None = None
+    operations: FeatureMap | None = None
+    if groups is not None:
+        coarse, classes, operations = (
+            physics_features(groups, granularity) for granularity in ("coarse", "classes", "operations")
+        )
+    found: dict[str, CostRegressor] = {DEFAULT: PhysicsNNLS(classes, outside=outside)}
+    if coarse is not None:
+        found["physics, coarse"] = PhysicsNNLS(coarse, outside=outside)
+        found["flops"] = PhysicsNNLS(_only(coarse, ("constant", "work")), outside=outside)
+        found["per operation"] = PerOperationAdditive(operations, outside=outside)
+    if groups is not None:
+        for block in _BLOCKS:
+            blocks = Blocks(block, tuple(int(size) for size in groups.sizes))
+            found[f"physics, blocks of {block}"] = PhysicsNNLS(classes, blocks=blocks, outside=outside)
+    found["topology quadratic"] = TopologyQuadratic(classes, outside=outside)
+    found["bilinear ridge"] = BilinearRidge(classes, outside=outside)
+    found["physics + gp"] = GPResidual(classes, outside=outside)
+    found["monotone boosting"] = MonotoneBoosting(classes, outside=outside)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Cross-validated errors: ``table`` with a row for each candidate, ``chosen`` the winner, ``why`` in words."""
+
+    table: pd.DataFrame
+    chosen: str
+    why: str
+    residuals: Mapping[str, Array]
+
+
+def compare(
+    contenders: Mapping[str, CostRegressor],
+    alpha: Array,
+    y: Array,
+    *,
+    anchor: tuple[Array, Array] | None = None,
+    operation_seconds: pd.DataFrame | None = None,
+    folds: int = 5,
+    repeats: int = 2,
+    seed: int = 0,
+) -> Comparison:
+    """Repeated k-fold cross-validation of ``contenders`` on alpha (n, K), y (n,); ``anchor`` rows are in every fit.
+
+    Rule of choice: the first contender stays unless another has a lower mean absolute percentage error by more than one
+    standard error of the paired difference (over configurations) and by more than a twentieth of its error; among those
+    that do, the lowest error wins. With a handful of contenders and a few dozen configurations the smallest of many
+    noisy numbers is otherwise often the luckiest.
+    """
+    if not contenders:
+        raise ProfileError("no candidates to compare; leave candidates= out to compare all")
+    splits = list(RepeatedKFold(n_splits=min(folds, len(y)), n_repeats=repeats, random_state=seed).split(alpha))
+    errors: dict[str, Array] = {}
+    residuals: dict[str, Array] = {}
+    rows = []
+    for name, estimator in contenders.items():
+        started = time.perf_counter()
+        summed, signed = np.zeros(len(y)), np.zeros(len(y))
+        for kept, left in splits:
+            model = fit_rows(estimator, alpha, y, kept, anchor, operation_seconds)
+            relative = model.predict(alpha[left]) / y[left] - 1
+            summed[left] += np.abs(relative)
+            signed[left] += relative
+        errors[name], residuals[name] = summed / repeats, signed / repeats
+        rows.append(
+            {
+                "candidate": name,
+                "mape": float(errors[name].mean()),
+                "se": float(errors[name].std(ddof=1) / np.sqrt(len(y))),
+                "worst": float(errors[name].max()),
+                "within_5": float((errors[name] <= 0.05).mean()),
+                "within_10": float((errors[name] <= 0.10).mean()),
+                "monotone": estimator.monotone,
+                "seconds": time.perf_counter() - started,
+            }
+        )
+    table = pd.DataFrame(rows).set_index("candidate")
+    chosen, why = _choose(errors)
+    table["chosen"] = table.index == chosen
+    return Comparison(table, chosen, why, residuals)
+
+
+def _choose(errors: Mapping[str, Array]) -> tuple[str, str]:
+    first = next(iter(errors))
+    better = []
+    for name, error in errors.items():
+        difference = errors[first] - error
+        margin = max(difference.std(ddof=1) / np.sqrt(len(difference)), 0.05 * errors[first].mean())
+        if difference.mean() > margin:
+            better.append(name)
+    if not better:
+        lowest = min(errors, key=lambda name: float(errors[name].mean()))
+        detail = "it has the lowest error" if lowest == first else f"no other is clearly better (lowest: {lowest})"
+        return first, f"{first}: {detail}"
+    winner = min(better, key=lambda name: float(errors[name].mean()))
+    gain = float((errors[first] - errors[winner]).mean())
+    return winner, f"{winner}: {100 * gain:.2f} points less error than {first}, clearly more than chance"
+
+
+def _only(phi: FeatureMap, names: tuple[str, ...]) -> FeatureMap:
+    """The part of a feature map with some names."""
+    index = [phi.names.index(name) for name in names if name in phi.names]
+    terms = np.flatnonzero(np.isin(phi.owner, index))
+    order = {old: new for new, old in enumerate(index)}
+    terms = terms[np.argsort([order[int(phi.owner[t])] for t in terms], kind="stable")]
+    return FeatureMap(
+        names=tuple(phi.names[j] for j in index),
+        classes=tuple(phi.classes[j] for j in index),
+        dense=phi.dense[index],
+        owner=np.array([order[int(phi.owner[t])] for t in terms], np.intp),
+        left0=phi.left0[terms],
+        left=phi.left[terms],
+        right0=phi.right0[terms],
+        right=phi.right[terms],
+    )
