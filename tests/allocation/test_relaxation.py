@@ -32,7 +32,7 @@ def importances(layout: Layout, seed: int) -> Tensor:
 def loss(masks: Tensor, seed: int = 0) -> Tensor:
     """A smooth, strongly non-linear function of masks (N, K, C_max) -> (N,)."""
     generator = torch.Generator().manual_seed(seed)
-    flat = torch.cat([part for part in LAYOUT.split(masks)], -1).to(torch.float64)
+    flat = torch.cat(list(LAYOUT.split(masks)), -1).to(torch.float64)
     first = torch.randn(flat.shape[-1], 6, generator=generator, dtype=torch.float64)
     second = torch.randn(6, generator=generator, dtype=torch.float64)
     return torch.nn.functional.softplus(torch.tanh(flat @ first) @ second + 0.3 * flat[..., 0] * flat[..., 5])
@@ -72,7 +72,7 @@ def test_mean_is_alpha_for_any_importance(
 
     def draw(size: int) -> np.ndarray:
         base = np.exp(rng.normal(size=size))
-        return {
+        kinds: dict[str, np.ndarray] = {
             "normal": base,
             "equal": np.full(size, 0.7),
             "zero": np.zeros(size),
@@ -81,15 +81,18 @@ def test_mean_is_alpha_for_any_importance(
             "tiny": base * 1e-300,
             "huge": base * 1e300,
             "mixed": 10.0 ** rng.uniform(-300, 300, size),
-        }[kind]
+        }
+        return kinds[kind]
 
     alpha = torch.from_numpy(rng.random(len(sizes))) if edge is None else torch.full((len(sizes),), edge).double()
     alpha.requires_grad_()
     p = keep_probabilities(alpha, layout.pad([draw(size) for size in sizes]), beta2, layout)
     assert (means(p, layout) - alpha).abs().max() < 1e-10
-    assert ((p >= 0) & (p <= 1)).all() and (p[~layout.valid()] == 0).all()
+    assert ((p >= 0) & (p <= 1)).all()
+    assert (p[~layout.valid()] == 0).all()
     (p**2).sum().backward()
-    assert alpha.grad is not None and alpha.grad.isfinite().all()
+    assert alpha.grad is not None
+    assert alpha.grad.isfinite().all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,7 +124,8 @@ def test_inexactness_vanishes_as_beta2_grows(size: int) -> None:
     assert values[0] == pytest.approx(size * alpha.item() * (1 - alpha.item()), rel=1e-2)
     assert values[-1] < 1e-12
     hard = keep_probabilities(alpha, b, beta2_schedule(300), layout)
-    assert hard.round().sum() == round(size * alpha.item()) and hard[0, -1] == 1
+    assert hard.round().sum() == round(size * alpha.item())
+    assert hard[0, -1] == 1
 
 
 @settings(max_examples=30, deadline=None)
@@ -150,7 +154,8 @@ def test_gradient_survives_underflow_of_every_slope() -> None:
     alpha = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
     p = keep_probabilities(alpha, layout.pad([np.array([1.0, 2.0, 4.0, 8.0])]), 1e6, layout)
     p.backward(torch.tensor([[1.0, 10.0, 100.0, 1000.0]], dtype=torch.float64))
-    assert alpha.grad is not None and alpha.grad.item() == pytest.approx(4 * (10 + 100) / 2, rel=1e-6)
+    assert alpha.grad is not None
+    assert alpha.grad.item() == pytest.approx(4 * (10 + 100) / 2, rel=1e-6)
 
 
 def test_per_group_beta2_and_padding_do_not_mix_groups() -> None:
@@ -229,9 +234,7 @@ def test_pathwise_estimators_are_unbiased_on_a_multilinear_loss(method: str) -> 
     for trial in range(300):
         leaf = p.clone().requires_grad_()
         count = 1 if method == "soft" else 16
-        sample = sample_masks(
-            leaf, method, count, generator=torch.Generator().manual_seed(trial), dtype=torch.float64
-        )
+        sample = sample_masks(leaf, method, count, generator=torch.Generator().manual_seed(trial), dtype=torch.float64)
         sample.surrogate(multilinear(sample.masks)).backward()
         assert leaf.grad is not None
         draws.append(leaf.grad[LAYOUT.valid()])
@@ -248,17 +251,20 @@ def test_relaxed_masks_tend_to_bernoulli_and_their_gradient_to_the_truth() -> No
     for temperature in (2.0, 0.2):
         draws = torch.stack([estimate(p, "relaxed", 512, generator, temperature=temperature) for _ in range(60)])
         errors.append(((draws.mean(0)[LAYOUT.valid()] - truth).norm() / truth.norm()).item())
-    assert errors[1] < 0.5 * errors[0] and errors[1] < 0.2
+    assert errors[1] < 0.5 * errors[0]
+    assert errors[1] < 0.2
     masks = sample_masks(p, "relaxed", 4000, temperature=0.01, generator=generator, dtype=torch.float64).masks
     assert ((masks < 0.01) | (masks > 0.99)).double().mean() > 0.97
-    assert (masks.mean(0) - p).abs().max() < 0.04 and (masks[:, ~LAYOUT.valid()] == 0).all()
+    assert (masks.mean(0) - p).abs().max() < 0.04
+    assert (masks[:, ~LAYOUT.valid()] == 0).all()
 
 
 @pytest.mark.parametrize("method", ["straight_through", "antithetic", "disarm"])
 def test_masks_are_bernoulli_reproducible_and_zero_in_the_padding(method: str) -> None:
     p = example_p()
     masks = sample_masks(p, method, 4000, generator=torch.Generator().manual_seed(2)).masks
-    assert set(masks.unique().tolist()) == {0.0, 1.0} and masks.dtype == torch.float32
+    assert set(masks.unique().tolist()) == {0.0, 1.0}
+    assert masks.dtype == torch.float32
     assert (masks.mean(0) - p).abs().max() < 4.5 * 0.5 / 4000**0.5
     assert (masks[:, ~LAYOUT.valid()] == 0).all()
     assert torch.equal(masks, sample_masks(p, method, 4000, generator=torch.Generator().manual_seed(2)).masks)
@@ -273,7 +279,8 @@ def test_surrogate_leaves_the_gradient_of_other_parameters_alone() -> None:
     value = sample.surrogate(losses)
     value.backward()
     assert value.item() == pytest.approx(losses.mean().item())
-    assert weight.grad is not None and weight.grad.item() == pytest.approx(2 * 2.0 * loss(sample.masks).mean().item())
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(2 * 2.0 * loss(sample.masks).mean().item())
 
 
 def test_bad_input_is_refused_with_a_reason() -> None:
