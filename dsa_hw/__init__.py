@@ -18,10 +18,29 @@ _HOMES = {
     "masked": "dsa_hw.channels",
     "Plan": "dsa_hw.channels.plan",
     "apply_plan": "dsa_hw.channels.plan",
+    "EnergyBudget": "budgets",
+    "FlopsBudget": "budgets",
+    "LatencyBudget": "budgets",
+    "MemoryBudget": "budgets",
+    "ParamsBudget": "budgets",
 }
-__all__ = ["ChannelGroups", "Plan", "apply_plan", "choose", "find_groups", "masked", "shrink"]
+__all__ = [
+    "ChannelGroups",
+    "EnergyBudget",
+    "FlopsBudget",
+    "LatencyBudget",
+    "MemoryBudget",
+    "ParamsBudget",
+    "Plan",
+    "apply_plan",
+    "choose",
+    "find_groups",
+    "masked",
+    "shrink",
+]
 
 if TYPE_CHECKING:
+    from budgets import EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
     from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
 
