@@ -1,0 +1,42 @@
+"""profilers: measure what networks really take on a device, and say how far the numbers can be trusted."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Comparison": "profilers.measurement",
+    "Measurement": "profilers.measurement",
+    "Protocol": "profilers.measurement",
+    "compare_measurements": "profilers.measurement",
+    "load": "profilers.tables",
+    "measure": "profilers.profiling",
+    "profile": "profilers.profiling",
+    "self_check": "profilers.profiling",
+}
+__all__ = [
+    "Comparison",
+    "Measurement",
+    "Protocol",
+    "compare_measurements",
+    "load",
+    "measure",
+    "profile",
+    "self_check",
+]
+
+if TYPE_CHECKING:
+    from profilers.measurement import Comparison, Measurement, Protocol, compare_measurements
+    from profilers.profiling import measure, profile, self_check
+    from profilers.tables import load
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'profilers' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -21,7 +21,9 @@ def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def lenient() -> Protocol:
     """Rules that pass on any machine: these tests are about what is done, not about how fast."""
-    return Protocol(precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=2, least_visits=1, visit=1e-4, warm_in=1e-5)
+    return Protocol(
+        precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=2, least_visits=1, visit=1e-4, warm_in=1e-5
+    )
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ class Tiny(nn.Module):
 class Machine:
     """A simulated machine: its own clock, and a slowdown that depends on the time.
 
-    ``slowdown(t)`` is the factor by which work takes longer at time t; ``steals(t)`` says whether the scheduler gives the
-    processor to somebody else at t (shows in ``waited``).
+    ``slowdown(t)`` is the factor by which work takes longer at time t; ``steals(t)`` says whether somebody else has the
+    processor at t (shows in ``waited``).
     """
 
     def __init__(

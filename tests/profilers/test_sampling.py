@@ -1,4 +1,4 @@
-"""The design: on the grid, distinct, spread, hold-out apart, repeatable; the adaptive part goes where little is known."""
+"""The design: on the grid, distinct, spread, hold-out apart, repeatable; adaptive where little is known."""
 
 from __future__ import annotations
 
@@ -30,26 +30,32 @@ def test_every_width_is_on_the_grid_or_dense(space: Space, n: int, seed: int) ->
 
 def test_smallest_and_dense_are_corners() -> None:
     rows = corners(SPACE).tolist()
-    assert SPACE.sizes.tolist() in rows and SPACE.smallest.tolist() in rows and len(rows) == 4
+    assert SPACE.sizes.tolist() in rows
+    assert SPACE.smallest.tolist() in rows
+    assert len(rows) == 4
     assert (SPACE.smallest / SPACE.sizes <= 0.25).all()
 
 
 def test_repeatable_and_extendable() -> None:
     assert spread(SPACE, 40, 3).tolist() == spread(SPACE, 40, 3).tolist()
-    assert spread(SPACE, 20, 3).tolist() == spread(SPACE, 40, 3)[:20].tolist(), "more samples continue the same sequence"
+    assert spread(SPACE, 20, 3).tolist() == spread(SPACE, 40, 3)[:20].tolist(), (
+        "more samples continue the same sequence"
+    )
     assert spread(SPACE, 40, 3).tolist() != spread(SPACE, 40, 4).tolist()
 
 
 def test_avoided_configurations_do_not_come_back() -> None:
     first = {tuple(r) for r in spread(SPACE, 30, 0).tolist()}
     second = {tuple(r) for r in spread(SPACE, 30, 0, first).tolist()}
-    assert not first & second and len(second) == 30
+    assert not first & second
+    assert len(second) == 30
 
 
 def test_overall_size_is_spread_too() -> None:
     many = Space(np.full(60, 128), np.full(60, 8))
     share = (spread(many, 64, 0) / 128).mean(axis=1)
-    assert share.min() < 0.3 and share.max() > 0.85, "sums of independent ratios would all be near one half"
+    assert share.min() < 0.3, "sums of independent ratios would all be near one half"
+    assert share.max() > 0.85
     assert np.histogram(share, bins=4, range=(0.1, 1))[0].min() >= 6
 
 
@@ -82,6 +88,7 @@ def test_adaptive_with_features_and_edge_cases() -> None:
     measured, pool = spread(space, 10, 0), spread(space, 50, 1)
     features, others = (np.prod(x, axis=1, keepdims=True).astype(float) for x in (measured, pool))
     chosen = adaptive(space, 3, measured, np.full(10, 1e-3), features, pool, others)
-    assert len(chosen) == 3 and all(r in pool.tolist() for r in chosen.tolist())
+    assert len(chosen) == 3
+    assert all(r in pool.tolist() for r in chosen.tolist())
     assert adaptive(space, 0, measured, np.ones(10), None, pool, None).shape == (0, 2)
     assert len(adaptive(space, 99, measured, np.ones(10), None, pool[:4], None)) == 4

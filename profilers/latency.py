@@ -1,0 +1,279 @@
+"""``python -m profilers.latency``: what sampled configurations of a network take on a device.
+
+Examples::
+
+    python -m profilers.latency --device cuda
+    python -m profilers.latency --model mobilenet_v2 --runtime onnxruntime --threads 1 --out mobilenet.sqlite
+    python -m profilers.latency --model my_package.networks:make --input 1x3x96x96 --self-check
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dsa_hw.errors import DsaError, ProfileError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code: 0, 2 (bad input), 4 (a measurement that cannot be trusted), 130 (Ctrl-C)."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        report = _self_check(options) if options.self_check else _profile(options)
+    except DsaError as error:
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"error: {message}\n")
+        if options.json:
+            sys.stdout.write(json.dumps({"error": message, "exit_code": error.exit_code}) + "\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nstopped; what was measured is in {options.out}, and the same command continues it\n")
+        return 130
+    sys.stdout.write((json.dumps(report["json"]) if options.json else report["text"]) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m profilers.latency",
+        description="Measure what sampled channel configurations of a network take on a device.",
+        epilog="example: python -m profilers.latency --model resnet18 --device cpu --runtime onnxruntime",
+    )
+    add = parser.add_argument
+    add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (%(default)s)")
+    add("--input", help="input shape, for example 1x3x224x224 (the model's own)")
+    add("--batch", type=_positive, help="batch size (that of the input shape)")
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 or mps (%(default)s)")
+    add("--runtime", default="auto", help="auto, torch, compile, onnxruntime, openvino or tensorrt (%(default)s)")
+    add("--precision", default="fp32", choices=("fp32", "fp16"))
+    add("--threads", type=_positive, default=1, help="CPU threads of one run (%(default)s)")
+    add("--samples", type=_positive, default=40, help="configurations to fit a model to (%(default)s)")
+    add("--holdout", type=int, default=10, help="configurations to test it with, drawn first (%(default)s)")
+    add(
+        "--grid",
+        default="auto",
+        help="channel counts to sample: auto finds what the target likes, N: multiples (%(default)s)",
+    )
+    add("--statistic", default="quiet", choices=("quiet", "median", "p90", "p95", "p99"), help="(%(default)s)")
+    add("--time-limit", type=_duration, default=600.0, help="for example 90, 90s or 10min (10min)")
+    add("--out", default="profile.sqlite", type=Path, help="store; continued if it exists (%(default)s)")
+    add("--plot", type=Path, help="write the saw-tooth of the grid sweep to this picture")
+    add("--seed", type=int, default=0)
+    add("--self-check", action="store_true", help="measure the same configurations twice and report the difference")
+    add("--reset-reference", action="store_true", help="the machine has changed for good: forget how fast it was")
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)?", text)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write for example 90, 90s or 10min")
+    return float(match[1]) * {None: 1, "s": 1, "min": 60, "h": 3600}[match[2]]
+
+
+def _network(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
+    from dsa_hw import models
+
+    shape = models.parse_shape(options.input) if options.input else None
+    model, inputs = models.load(options.model, shape)
+    if options.batch:
+        shape = (options.batch, *inputs[0].shape[1:])
+        model, inputs = models.load(options.model, shape)
+    return model, inputs
+
+
+class _Bar:
+    """A progress bar on standard error: stage, share done, time left, what is measured, and how much is trusted."""
+
+    def __init__(self, quiet: bool) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=100.0,
+            disable=True if quiet else None,  # None: only on a terminal
+            bar_format="{desc} {percentage:3.0f} %|{bar}| {elapsed} < {remaining} {postfix}",
+            file=sys.stderr,
+        )
+        self._stage = ""
+
+    def __call__(self, event: Any) -> None:
+        if event.stage != self._stage:
+            self._stage = event.stage
+            self._bar.set_description_str(event.stage, refresh=True)
+        notes = [event.what] if event.what else []
+        if event.accepted is not None:
+            notes.append(f"{100 * event.accepted:.0f} % of runs trusted")
+        self._bar.set_postfix_str(", ".join(notes), refresh=False)
+        if event.done is not None:
+            self._bar.update(max(100 * event.done - self._bar.n, 0))
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _profile(options: argparse.Namespace) -> dict[str, Any]:
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from profilers import profile
+
+    if options.holdout < 0:
+        raise ProfileError(f"--holdout {options.holdout}: give 0 or more")
+    _check_target(options)
+    model, inputs = _network(options)
+    bar = _Bar(options.json)
+    try:
+        with logging_redirect_tqdm():
+            table = profile(
+                model,
+                inputs,
+                f"{options.runtime}/{options.device}",
+                samples=options.samples,
+                holdout=options.holdout,
+                grid=options.grid,
+                out=options.out,
+                time_limit=options.time_limit,
+                precision=options.precision,
+                threads=options.threads,
+                statistic=options.statistic,
+                reset_reference=options.reset_reference,
+                seed=options.seed,
+                name=options.model,
+                listener=bar,
+            )
+    finally:
+        bar.close()
+    if options.plot:
+        _plot(dict(table.attrs), options)
+    return {"json": _as_json(table, options), "text": _summary(table, options)}
+
+
+def _check_target(options: argparse.Namespace) -> None:
+    """Before the model is loaded: a missing runtime or device should cost no waiting."""
+    from profilers.targets import resolve
+
+    resolve(f"{options.runtime}/{options.device}", precision=options.precision, threads=options.threads)
+
+
+def _plot(attrs: dict[Any, Any], options: argparse.Namespace) -> None:
+    from profilers.grid import plot
+
+    if not attrs["grid_evidence"]:
+        raise ProfileError("--plot shows the sweep of --grid auto, and no sweep was made; leave --grid out")
+    try:
+        plot(attrs["grid_evidence"], attrs["grid"], f"{options.model} on {attrs['target']}").savefig(
+            options.plot, dpi=150
+        )
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"the picture cannot be written to {options.plot}: {error}") from error
+
+
+def _next(options: argparse.Namespace) -> str:
+    return f"dsa-hw fit {options.out}"
+
+
+def _as_json(table: Any, options: argparse.Namespace) -> dict[str, Any]:
+    attrs = table.attrs
+    return {
+        **{key: attrs[key] for key in ("target", "network", "statistic", "unit", "grid", "grid_evidence", "noise")},
+        **{key: attrs[key] for key in ("rejected", "untrusted", "breakdown", "prepared", "agreement", "environment")},
+        "configurations": table.to_dict("records"),
+        "out": str(options.out),
+        "next": _next(options),
+    }
+
+
+def _summary(table: Any, options: argparse.Namespace) -> str:
+    attrs = table.attrs
+    dense = table[table["split"] == "dense"]
+    rows = [("network", f"{attrs['network']}, {len(attrs['names'])} channel groups")]
+    rows.append(("target", attrs["target"]))
+    if len(dense):
+        d = dense.iloc[0]
+        rows.append(
+            (
+                "dense",
+                f"{1e3 * d['seconds']:.4g} ms [{1e3 * d['low']:.4g}, {1e3 * d['high']:.4g}] ({attrs['statistic']})",
+            )
+        )
+    rows.append(("range", f"{1e3 * table['seconds'].min():.4g} to {1e3 * table['seconds'].max():.4g} ms"))
+    counts = table["split"].value_counts()
+    rows.append(("configurations", ", ".join(f"{n} {split}" for split, n in counts.items())))
+    rows.append(("grid", _grid_line(attrs)))
+    rows.append(
+        ("noise", f"spread {100 * attrs['noise']:.1f} % (median), {100 * attrs['rejected']:.0f} % of the runs rejected")
+    )
+    if attrs["untrusted"]:
+        rows.append(("left out", f"{attrs['untrusted']} configurations that cannot be trusted yet"))
+    rows.append(
+        ("made by", attrs["prepared"] + (f", outputs agree to {attrs['agreement']:.0e}" if attrs["agreement"] else ""))
+    )
+    spent = attrs["breakdown"]
+    parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in spent.items())
+    rows.append(("time", f"{sum(spent.values()):.0f} s: {parts}"))
+    rows.append(("store", str(options.out)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), f"next: {_next(options)}"])
+
+
+def _grid_line(attrs: dict[str, Any]) -> str:
+    grid = attrs["grid"]
+    values = sorted(set(grid.values()))
+    text = ", ".join(f"{v} ({sum(g == v for g in grid.values())} groups)" for v in values)
+    bad = [e for e in attrs["grid_evidence"] if e["width"] % grid.get(e["group"], 1)]
+    if bad:
+        worst = max(bad, key=lambda e: e["excess"])
+        where = f"{worst['channels']} channels of {worst['group']}"
+        text += f"; off the grid up to {100 * worst['excess']:.0f} % slower ({where})"
+    return text
+
+
+def _self_check(options: argparse.Namespace) -> dict[str, Any]:
+    from profilers import self_check
+
+    _check_target(options)
+    model, inputs = _network(options)
+    bar = _Bar(options.json)
+    try:
+        table = self_check(
+            model,
+            inputs,
+            f"{options.runtime}/{options.device}",
+            precision=options.precision,
+            threads=options.threads,
+            time_limit=options.time_limit,
+            statistic=options.statistic,
+            seed=options.seed,
+            listener=bar,
+        )
+    finally:
+        bar.close()
+    attrs = table.attrs
+    shown = table[["first", "second"]] * 1e3
+    lines = [
+        f"self-check on {attrs['target']}: {len(table)} configurations, each measured twice",
+        "  first ms  second ms  difference",
+    ]
+    for (_, row), difference in zip(shown.iterrows(), table["difference"], strict=True):
+        lines.append(f"  {row['first']:8.4g}  {row['second']:9.4g}  {100 * difference:+9.2f} %")
+    lines.append(f"difference: median {100 * attrs['median']:.2f} %, largest {100 * attrs['largest']:.2f} %")
+    return {"json": {**attrs, "configurations": table.to_dict("records")}, "text": "\n".join(lines)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""Runtimes that a network can be measured on, registered by name."""
+
+from __future__ import annotations
+
+from .base import Loaded, Target, register, resolve, runtimes
+
+__all__ = ["Loaded", "Target", "register", "resolve", "runtimes"]

@@ -1,0 +1,215 @@
+"""What a target is: it takes a network, makes it ready to run, and says how long each run takes.
+
+A new target is a class with one method. `load` gets an artefact (an ``nn.Module`` or the bytes of an ONNX file,
+whichever the class asks for) and the inputs, and returns a `Loaded` around a function that does one complete run::
+
+    @register("mine")
+    class Mine(Target):
+        def load(self, artefact, inputs):
+            return Loaded(lambda: artefact(*inputs))
+
+Warm-up, interleaving, the control workload, trust, the store and the command line then work unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+
+__all__ = ["Loaded", "Target", "register", "resolve", "runtimes"]
+
+Seconds = NDArray[np.float64]
+
+_BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt")
+_REGISTRY: dict[str, type[Target]] = {}
+_T = TypeVar("_T", bound="type[Target]")
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A network that is ready to run.
+
+    ``once`` does one complete run: when it returns, the outputs are there. ``clock`` replaces the host's clock where
+    the device has a better one (CUDA events): it takes n and returns n seconds. ``operations`` gives seconds per
+    operation. ``outputs`` gives the outputs as arrays, for checks.
+    """
+
+    once: Callable[[], object]
+    clock: Callable[[int], Seconds] | None = None
+    operations: Callable[[], dict[str, float]] | None = None
+    outputs: Callable[[], list[NDArray[Any]]] | None = None
+
+    def run(self, n: int) -> Seconds:
+        """Run ``n`` times back to back; seconds of each run, shape (n,)."""
+        enabled = gc.isenabled()
+        gc.disable()  # a collection in the middle of a run is our own interference
+        try:
+            seconds = self._host_clock(n) if self.clock is None else np.asarray(self.clock(n), np.float64)
+        finally:
+            if enabled:
+                gc.enable()
+        if seconds.shape != (n,) or not np.all(np.isfinite(seconds)) or np.any(seconds <= 0):
+            raise MeasurementError(
+                f"asked the target for {n} positive times, got {seconds!r:.120}; the target's clock is broken"
+            )
+        return seconds
+
+    def _host_clock(self, n: int) -> Seconds:
+        once, clock = self.once, time.perf_counter
+        stamps = [clock()]
+        for _ in range(n):
+            once()
+            stamps.append(clock())
+        return np.diff(np.asarray(stamps))
+
+
+class Target(ABC):
+    """A runtime on a device. Subclasses set ``artefact`` and write `load`; the rest has sensible defaults.
+
+    ``device`` is "cpu", "cuda", "cuda:1" or "mps"; ``precision`` is "fp32" or "fp16" (the artefact and the inputs
+    arrive already in it); ``threads`` counts CPU threads of one run.
+    """
+
+    runtime: ClassVar[str] = ""
+    artefact: ClassVar[Literal["module", "onnx"]] = "module"
+    slow_to_load: ClassVar[bool] = False  # loading compiles for seconds: the grid sweep is then kept short
+
+    def __init__(self, device: str = "cpu", *, precision: str = "fp32", threads: int = 1) -> None:
+        self.device = device
+        self.precision = precision
+        self.threads = threads
+
+    @abstractmethod
+    def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
+        """Make ``artefact`` ready to run on ``inputs`` (torch tensors on the CPU)."""
+
+    def check(self) -> None:  # noqa: B027  (nothing to check is a fine default)
+        """Raise `MissingDependencyError` where the runtime or the device is not here."""
+
+    def describe(self) -> dict[str, str]:
+        """Versions and flags that change what is measured; part of the environment of every measurement."""
+        return {}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Hold process-wide settings (thread counts) while measuring, and give them back."""
+        yield
+
+    @property
+    def name(self) -> str:
+        """``runtime/device``, as it is written to `resolve`."""
+        return f"{self.runtime}/{self.device}"
+
+    @property
+    def title(self) -> str:
+        """The target in full: runtime, device, precision and threads; measurements are kept apart by it."""
+        threads = f" x{self.threads}" if self.device == "cpu" else ""
+        return f"{self.name} {self.precision}{threads}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.title}>"
+
+
+def register(name: str) -> Callable[[_T], _T]:
+    """Class decorator: make a target available under ``name``."""
+
+    def decorate(cls: _T) -> _T:
+        if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
+            raise ProfileError(f"target {name!r} is already registered by {_REGISTRY[name]!r}; choose another name")
+        cls.runtime = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return decorate
+
+
+def runtimes() -> tuple[str, ...]:
+    """Names of all targets that can be asked for."""
+    return tuple(dict.fromkeys((*_BUILT_IN, *_REGISTRY)))
+
+
+def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) -> Target:
+    """A checked target from ``"runtime/device"``, ``"runtime"`` or ``"auto/device"``; a `Target` passes through."""
+    if isinstance(target, Target):
+        target.check()
+        return target
+    runtime, _, device = target.partition("/")
+    device = device or "cpu"
+    if precision not in ("fp32", "fp16"):
+        raise ProfileError(f"precision {precision!r} is not known; use fp32 or fp16")
+    if threads < 1:
+        raise ProfileError(f"{threads} threads asked for; use 1 or more")
+    _check_device(device)
+    if runtime == "auto":
+        runtime = _best_runtime(device)
+    cls = _find(runtime)
+    found = cls(device, precision=precision, threads=threads)
+    found.check()
+    return found
+
+
+def _find(runtime: str) -> type[Target]:
+    if runtime in _BUILT_IN and runtime not in _REGISTRY:
+        importlib.import_module(f"profilers.targets.{runtime}")
+    if runtime not in _REGISTRY:
+        raise MissingDependencyError(
+            f"runtime {runtime!r} is not known; choose one of {', '.join(('auto', *runtimes()))}, "
+            "or register your own with profilers.targets.register"
+        )
+    return _REGISTRY[runtime]
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind == "cpu" and not index:
+        return
+    if kind == "cuda" and (not index or index.isdigit()):
+        if not torch.cuda.is_available():
+            build = torch.version.cuda or "none: this is a CPU-only build"
+            raise MissingDependencyError(
+                f"device {device!r} asked for, but torch {torch.__version__} sees no CUDA device (CUDA in the build: "
+                f"{build}); install a CUDA build of torch and the NVIDIA driver, or use --device cpu"
+            )
+        if index and int(index) >= torch.cuda.device_count():
+            raise MissingDependencyError(
+                f"device {device!r} asked for, but there are {torch.cuda.device_count()} CUDA devices; "
+                f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+            )
+        return
+    if kind == "mps" and not index:
+        if not torch.backends.mps.is_available():
+            raise MissingDependencyError(
+                "device 'mps' asked for, but torch sees no Metal device; it needs Apple silicon with macOS 12.3 or "
+                "later; use --device cpu elsewhere"
+            )
+        return
+    raise MissingDependencyError(f"device {device!r} is not known; use cpu, cuda, cuda:N or mps")
+
+
+def _best_runtime(device: str) -> str:
+    """The runtime people ship with on this device, if it is installed: TensorRT, then ONNX Runtime, then torch."""
+    from importlib.util import find_spec
+
+    if device.startswith("cuda"):
+        if find_spec("tensorrt"):
+            return "tensorrt"
+        if find_spec("onnxruntime"):
+            onnxruntime = importlib.import_module("profilers.targets.onnxruntime")
+            if "CUDAExecutionProvider" in onnxruntime.providers():
+                return "onnxruntime"
+    elif device == "cpu" and find_spec("onnxruntime") and find_spec("onnx") and find_spec("onnxscript"):
+        return "onnxruntime"
+    return "torch"

@@ -1,0 +1,107 @@
+"""Eager PyTorch on the CPU, on CUDA (timed with events) and on MPS."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from .base import Loaded, Seconds, Target, register
+
+__all__ = ["Torch", "cuda_clock"]
+
+
+def cuda_clock(once: Callable[[], object], device: torch.device, stream: Any = None) -> Callable[[int], Seconds]:
+    """A clock made of CUDA events: n runs between n + 1 events of one stream, synchronised once at the end.
+
+    The host is out of the way: launches are queued ahead, so each interval is what the device took, including
+    waits for a host that cannot launch fast enough (which the user would see too).
+    """
+
+    def clock(n: int) -> Seconds:
+        with torch.cuda.device(device):
+            current = stream if stream is not None else torch.cuda.current_stream()
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+            torch.cuda.synchronize()
+            events[0].record(current)
+            for event in events[1:]:
+                once()
+                event.record(current)
+            torch.cuda.synchronize()
+            return np.asarray([a.elapsed_time(b) for a, b in itertools.pairwise(events)]) * 1e-3
+
+    return clock
+
+
+@register("torch")
+class Torch(Target):
+    """``nn.Module`` called as it is, in inference mode."""
+
+    def load(self, artefact: nn.Module, inputs: tuple[Any, ...]) -> Loaded:
+        """Move the module and its inputs to the device; one run is one forward pass."""
+        device = torch.device(self.device)
+        on_device = tuple(x.to(device) for x in inputs)
+        module = self.compiled(artefact.eval().to(device), on_device)
+
+        @torch.inference_mode()
+        def forward() -> object:
+            return module(*on_device)
+
+        def outputs() -> list[NDArray[Any]]:
+            result = forward()
+            values = result if isinstance(result, (tuple, list)) else (result,)
+            return [v.float().cpu().numpy() for v in values if isinstance(v, torch.Tensor)]
+
+        if device.type == "cuda":
+            return Loaded(forward, clock=cuda_clock(forward, device), outputs=outputs)
+        if device.type == "mps":
+
+            def synchronised() -> None:
+                forward()
+                torch.mps.synchronize()
+
+            return Loaded(synchronised, outputs=outputs)
+        return Loaded(forward, outputs=outputs, operations=lambda: self._operations(forward))
+
+    def compiled(self, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., object]:
+        """What is called for one run; `compile` overrides it."""
+        return module
+
+    def describe(self) -> dict[str, str]:
+        """Torch's build and the settings that choose kernels."""
+        found = {"torch": torch.__version__, "torch threads": str(self.threads)}
+        if self.device == "cpu":
+            found["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
+        elif self.device.startswith("cuda"):
+            properties = torch.cuda.get_device_properties(torch.device(self.device))
+            found |= {
+                "gpu": properties.name,
+                "cuda": str(torch.version.cuda),
+                "cudnn": str(torch.backends.cudnn.version()),
+                "cudnn benchmark": str(torch.backends.cudnn.benchmark),
+                "tf32": str(torch.backends.cudnn.allow_tf32),
+            }
+        return found
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Torch's thread count is process-wide: set it while measuring, give it back afterwards."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _operations(self, forward: Callable[[], object]) -> dict[str, float]:
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            forward()
+        return {e.key: e.self_cpu_time_total * 1e-6 for e in recorded.key_averages()}
