@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from .micro import CONTROL_VERSION
 from .targets import Target
 
 __all__ = ["busiest", "differences", "digest", "environment", "load", "waited"]
@@ -24,6 +25,7 @@ def environment(target: Target) -> dict[str, str]:
 
     return {
         "target": target.title,
+        "control": CONTROL_VERSION,
         "cpu": _cpu_model(),
         "cores": str(_cores()),
         "governor": _read(_CPU / "cpu0/cpufreq/scaling_governor") or "not visible",

@@ -64,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
         help="channel counts to sample: auto finds what the target likes, N: multiples (%(default)s)",
     )
     add("--statistic", default="quiet", choices=("quiet", "median", "p90", "p95", "p99"), help="(%(default)s)")
+    add(
+        "--allow",
+        type=_share,
+        default=0.02,
+        help="largest disturbance of a measurement; more than the default gets an answer on a busy machine (2%%)",
+    )
     add("--time-limit", type=_duration, default=600.0, help="for example 90, 90s or 10min (10min)")
     add("--out", default="profile.sqlite", type=Path, help="store; continued if it exists (%(default)s)")
     add("--plot", type=Path, help="write the saw-tooth of the grid sweep to this picture")
@@ -78,6 +84,13 @@ def _positive(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
+    if not match or not 0 < float(match[1]) <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write for example 2% or 5%")
+    return float(match[1]) / 100
 
 
 def _duration(text: str) -> float:
@@ -150,7 +163,7 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
                 time_limit=options.time_limit,
                 precision=options.precision,
                 threads=options.threads,
-                statistic=options.statistic,
+                protocol=_rules(options),
                 reset_reference=options.reset_reference,
                 seed=options.seed,
                 name=options.model,
@@ -161,6 +174,12 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
     if options.plot:
         _plot(dict(table.attrs), options)
     return {"json": _as_json(table, options), "text": _summary(table, options)}
+
+
+def _rules(options: argparse.Namespace) -> Any:
+    from profilers import Protocol
+
+    return Protocol(statistic=options.statistic, tolerance=options.allow, worst=options.allow)
 
 
 def _check_target(options: argparse.Namespace) -> None:
@@ -257,7 +276,7 @@ def _self_check(options: argparse.Namespace) -> dict[str, Any]:
             precision=options.precision,
             threads=options.threads,
             time_limit=options.time_limit,
-            statistic=options.statistic,
+            protocol=_rules(options),
             seed=options.seed,
             listener=bar,
         )

@@ -23,9 +23,9 @@ class Protocol:
     """The rules of measuring. Times in seconds; the rest are shares.
 
     ``precision``: stop when the 95 % interval of the statistic is within this share of it. ``worst``: refuse a
-    measurement whose interval, or whose undetected inflation, is larger. ``tolerance``: a control run within this
-    share of the reference counts as undisturbed. ``waiting``: a visit that stood without a processor for more than
-    this share of its time is rejected.
+    measurement whose interval, or whose undetected inflation, is larger. ``tolerance``: a control reading (the mean
+    of a few milliseconds) within this share of the reference counts as undisturbed. ``waiting``: a visit that stood
+    without a processor for more than this share of its time is rejected.
     """
 
     statistic: str = "quiet"

@@ -14,7 +14,7 @@ from dsa_hw.errors import MeasurementError, ProfileError
 from profilers import compare_measurements, statistics
 from profilers.measurement import Measurement, Protocol, Samples
 from profilers.reference import ReferenceFile
-from profilers.timing import Bench, Scan, inflation
+from profilers.timing import Bench, Scan, inflation, sensitivity
 from tests.profilers.machine import Machine, Simulated
 
 CONTROL = 5e-4
@@ -57,7 +57,8 @@ def test_quiet_machine_gives_the_truth(tmp_path: Path) -> None:
 def test_bursts_longer_than_a_run_are_seen_and_left_out(tmp_path: Path, period: float) -> None:
     quiet_reference(tmp_path)
     machine = Machine(square(period))
-    found = bench_on(machine, tmp_path).measure({"net": machine.network(0.02)}, limit=60)["net"]
+    # Forty runs take longer than a quiet half period, so that the disturbed one is met too.
+    found = bench_on(machine, tmp_path, least_runs=40).measure({"net": machine.network(0.02)}, limit=60)["net"]
     assert found.trusted, found.doubt
     assert found.seconds == pytest.approx(0.02, rel=0.02)
     assert found.rejected > 0.2
@@ -240,21 +241,39 @@ def test_repr_is_the_report() -> None:
 
 
 def test_inflation_of_hand_made_scans() -> None:
-    rules = Protocol(tolerance=0.05)
+    rules, block = Protocol(tolerance=0.05), 8
     n = 1000
     quiet = np.full(n, CONTROL)
 
     def scan(seconds: np.ndarray) -> Scan:
         return Scan(np.concatenate([[0.0], np.cumsum(seconds)[:-1]]), seconds, np.zeros(n))
 
-    assert inflation([scan(quiet)], CONTROL, rules, 0.02) == 0
+    assert inflation([scan(quiet)], CONTROL, rules, 0.02, block) == pytest.approx(0)
     every_second = np.where(np.arange(n) % 2, 2 * CONTROL, CONTROL)
-    assert inflation([scan(every_second)], CONTROL, rules, 0.02) == pytest.approx(0.5, abs=0.05)
+    assert inflation([scan(every_second)], CONTROL, rules, 0.02, block) == np.inf, "no reading is ever quiet"
+    # Bursts of 10 ms in every 30 ms: quiet readings fit in between, but a visit of 60 ms holds two bursts.
+    short_bursts = np.where(np.arange(n) % 50 < 10, 2 * CONTROL, CONTROL)
+    assert inflation([scan(short_bursts)], CONTROL, rules, 0.06, block) == pytest.approx(0.2, abs=0.05)
     long_bursts = np.where(np.arange(n) % 400 < 200, 2 * CONTROL, CONTROL)
-    assert inflation([scan(long_bursts)], CONTROL, rules, 0.02) == 0
-    assert inflation([scan(2 * quiet), scan(quiet)], CONTROL, rules, 0.02) == 0
-    assert inflation([scan(2 * quiet)], CONTROL, rules, 0.02) == np.inf
-    assert inflation([scan(every_second)], CONTROL, rules, 100.0) == pytest.approx(0.5, abs=0.05)
+    assert inflation([scan(long_bursts)], CONTROL, rules, 0.02, block) == pytest.approx(0)
+    assert inflation([scan(2 * quiet), scan(quiet)], CONTROL, rules, 0.02, block) == pytest.approx(0)
+    assert inflation([scan(2 * quiet)], CONTROL, rules, 0.02, block) == np.inf
+    assert inflation([scan(every_second)], CONTROL, rules, 100.0, block) == pytest.approx(0.5, abs=0.05)
+
+
+def test_sensitivity_is_the_slope_of_seconds_over_control() -> None:
+    rng = np.random.default_rng(0)
+
+    def visits(slope: float, n: int = 60) -> Samples:
+        control = CONTROL * (1 + 0.05 * rng.random(n))
+        seconds = 0.01 * (control / CONTROL) ** slope * (1 + 0.001 * rng.normal(size=n))
+        return Samples(seconds, np.arange(n), control, control, np.zeros(n))
+
+    assert sensitivity([visits(0.3), visits(0.3)]) == pytest.approx(0.3, abs=0.05)
+    assert sensitivity([visits(1.0)]) == pytest.approx(1.0, abs=0.05)
+    assert sensitivity([visits(5.0)]) == 1.5
+    assert sensitivity([visits(0.3, 5)]) == 1.0, "too few visits to tell"
+    assert sensitivity([]) == 1.0
 
 
 def test_damaged_reference_file_is_said_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
