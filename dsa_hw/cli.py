@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 import dsa_hw
-from dsa_hw.commands import fit, inspect
+from dsa_hw.commands import fit, inspect, profile
 from dsa_hw.errors import DsaError
 
 __all__ = ["main"]
 
-_COMMANDS = (inspect, fit)
+_COMMANDS = (inspect, profile, fit)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

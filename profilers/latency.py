@@ -20,12 +20,24 @@ from typing import Any
 
 from dsa_hw.errors import DsaError, ProfileError
 
-__all__ = ["main"]
+__all__ = ["add_options", "main", "run", "share"]
+
+_ALLOW = 0.02
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code: 0, 2 (bad input), 4 (a measurement that cannot be trusted), 130 (Ctrl-C)."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m profilers.latency",
+        description="Measure what sampled channel configurations of a network take on a device.",
+        epilog="example: python -m profilers.latency --model resnet18 --device cpu --runtime onnxruntime",
+    )
+    add_options(parser)
+    return run(parser.parse_args(arguments))
+
+
+def run(options: argparse.Namespace) -> int:
+    """The command with its options parsed (``dsa-hw profile`` is the same command)."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         report = _self_check(options) if options.self_check else _profile(options)
@@ -42,12 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m profilers.latency",
-        description="Measure what sampled channel configurations of a network take on a device.",
-        epilog="example: python -m profilers.latency --model resnet18 --device cpu --runtime onnxruntime",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Every option of the command."""
     add = parser.add_argument
     add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (%(default)s)")
     add("--input", help="input shape, for example 1x3x224x224 (the model's own)")
@@ -66,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--statistic", default="quiet", choices=("quiet", "median", "p90", "p95", "p99"), help="(%(default)s)")
     add(
         "--allow",
-        type=_share,
-        default=0.02,
+        type=share,
+        default=_ALLOW,
         help="largest disturbance of a measurement; more than the default gets an answer on a busy machine (2%%)",
     )
     add("--time-limit", type=_duration, default=600.0, help="for example 90, 90s or 10min (10min)")
@@ -77,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--self-check", action="store_true", help="measure the same configurations twice and report the difference")
     add("--reset-reference", action="store_true", help="the machine has changed for good: forget how fast it was")
     add("--json", action="store_true", help="print one JSON object")
-    return parser
 
 
 def _positive(text: str) -> int:
@@ -86,7 +93,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """``"5%"`` -> 0.05, for options."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
     if not match or not 0 < float(match[1]) <= 100:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; write for example 2% or 5%")
@@ -179,7 +187,7 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
 def _rules(options: argparse.Namespace) -> Any:
     from profilers import Protocol
 
-    return Protocol(statistic=options.statistic, tolerance=options.allow, worst=options.allow)
+    return Protocol.allowing(options.allow, options.statistic)
 
 
 def _check_target(options: argparse.Namespace) -> None:
@@ -203,7 +211,8 @@ def _plot(attrs: dict[Any, Any], options: argparse.Namespace) -> None:
 
 
 def _next(options: argparse.Namespace) -> str:
-    return f"dsa-hw fit {options.out}"
+    allowed = "" if options.allow == _ALLOW else f" --allow {100 * options.allow:g}%"
+    return f"dsa-hw fit {options.out}{allowed}"
 
 
 def _as_json(table: Any, options: argparse.Namespace) -> dict[str, Any]:

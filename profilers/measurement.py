@@ -38,6 +38,11 @@ class Protocol:
     visit: float = 0.010
     warm_in: float = 0.005
 
+    @classmethod
+    def allowing(cls, share: float, statistic: str = "quiet") -> Protocol:
+        """Rules that allow a disturbance of ``share`` (0.02 is the default): more gives an answer on a busy machine."""
+        return cls(statistic, tolerance=max(cls.tolerance, share), worst=share)
+
     @property
     def order(self) -> float:
         """The quantile that the statistic is."""

@@ -96,12 +96,12 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
     args, kwargs = as_inputs(example_inputs)
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _check_forward(model, args, kwargs)
         try:
             # On failure torch.export prints the half-made graph to the terminal; the error says it in one line.
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 program = torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:
+            _check_forward(model, args, kwargs)
             raise TraceError(
                 f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Data-dependent control flow "
                 "in forward is the usual cause: remove it, or trace the part of the model without it"

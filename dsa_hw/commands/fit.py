@@ -23,10 +23,12 @@ _EXAMPLES = """examples:
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
     from budgets.cli import add_fit_command
+    from profilers.latency import share
 
     parser = add_fit_command(subparsers)
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--allow", type=share, default=0.02, help="disturbance allowed, as when it was profiled (2%%)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.set_defaults(run=run)
 
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Fit, save, draw, and say how good it is."""
     from budgets import cli
 
-    model = cli.run(args, _profile, _groups)
+    model = cli.run(args, lambda path: _profile(path, args.allow), _groups)
     if args.json:
         table = model.report.reset_index()
         print(json.dumps({"out": str(args.out), "candidates": json.loads(table.to_json(orient="records"))}, indent=1))
@@ -45,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(path: pathlib.Path) -> pd.DataFrame:
+def _profile(path: pathlib.Path, allow: float) -> pd.DataFrame:
     import profilers
 
-    return profilers.load(path).profile
+    return profilers.load(path, protocol=profilers.Protocol.allowing(allow)).profile
 
 
 def _groups(profile: pd.DataFrame, name: str | None) -> ChannelGroups:
