@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from .micro import CONTROL_VERSION
+from .micro import control_name
 from .targets import Target
 
 __all__ = ["busiest", "differences", "digest", "environment", "load", "waited"]
@@ -25,7 +25,7 @@ def environment(target: Target) -> dict[str, str]:
 
     return {
         "target": target.title,
-        "control": CONTROL_VERSION,
+        "control": control_name(target),
         "cpu": _cpu_model(),
         "cores": str(_cores()),
         "governor": _read(_CPU / "cpu0/cpufreq/scaling_governor") or "not visible",

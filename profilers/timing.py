@@ -153,7 +153,7 @@ class Bench:
         on_host = target.device == "cpu"
         self._waited = waited or (lambda: environments.waited(target.threads > 1) if on_host else None)
         if control is None:
-            chain = control_chain(target.device)
+            chain = control_chain(target)
             control = target.load(artefact_of(chain, target), (input_of(chain, precision=target.precision),))
         self._control = control
         self._block = 2  # control runs in a reading; set by the first warm-up
