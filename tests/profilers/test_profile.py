@@ -220,9 +220,9 @@ def test_bad_durations(text: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "p.sqlite"
     code = (
-        "import sys; from profilers import latency, profiling; from profilers.measurement import Protocol\n"
+        "import sys; from profilers import latency; from profilers.measurement import Protocol\n"
         "rules = Protocol(precision=0, tolerance=1e6, waiting=1e6)\n"  # never finished: it measures until it is stopped
-        "profiling.Protocol = lambda **_: rules\n"
+        "Protocol.allowing = staticmethod(lambda *_: rules)\n"
         "sys.exit(latency.main(sys.argv[1:]))"
     )
     arguments = command("--samples", "3", "--holdout", "1", "--grid", "8", "--out", str(out))

@@ -257,9 +257,10 @@ def test_compile_runs_compiled_code_for_every_configuration() -> None:
     from torch._dynamo.utils import counters
 
     target = resolve("compile/cpu")
+    torch._dynamo.reset()
     counters.clear()
     x = torch.randn(2, 4)
     for width in (3, 5):
         loaded = target.load(nn.Sequential(nn.Linear(4, width), nn.ReLU()), (x,))
         assert loaded.run(2).shape == (2,)
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] >= 2, "a compiled graph for each width, no falling back to eager"
