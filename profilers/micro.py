@@ -68,8 +68,8 @@ def control_chain(target: Target) -> tuple[Layer, ...]:
     For runtimes with an arena on a CPU, an inverted bottleneck with activations of 5 MB: more than the core's own
     caches hold, so that neighbours who only crowd the shared cache and the memory show too (they slowed a MobileNetV2
     by 7 % while two small dense convolutions, the first control we had, slowed by 1 %). Elsewhere two dense 3x3
-    convolutions: PyTorch on a CPU asks the system for every large activation anew, and what that takes has two modes
-    a factor of two apart, which would drown everything else.
+    convolutions: under PyTorch on a CPU the bottleneck once took 1.94 times its reference in the median of a run.
+    Allocation of large activations is the suspect; it was not examined.
     """
     if _streams(target):
         return (
