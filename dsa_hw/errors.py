@@ -17,6 +17,7 @@ __all__ = [
     "ProfileError",
     "StoreError",
     "TraceError",
+    "TrainingError",
     "WidthError",
 ]
 
@@ -73,3 +74,7 @@ class StoreError(DsaError):
 
 class ProfileError(DsaError, ValueError):
     """A table of measurements that a cost model cannot be fitted to."""
+
+
+class TrainingError(DsaError, RuntimeError):
+    """A loss that is not finite or explodes, or data that does not fit the network."""

@@ -1,7 +1,8 @@
 """Models by name, as typed on the command line.
 
-``resnet18`` is torchvision's, ``timm/resnet50d`` is timm's, ``package.module:factory`` calls the user's own function,
-which returns a model or (model, example_inputs). Weights are random: nothing is downloaded.
+``resnet18`` is torchvision's, ``resnet20`` one of our small ones for 32 x 32 images, ``timm/resnet50d`` timm's;
+``package.module:factory`` calls the user's own function, which returns a model or (model, example_inputs). Weights are
+random: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from dsa_hw.errors import MissingDependencyError, ModelError
+from dsa_hw.small_models import SMALL
 
 __all__ = ["load", "parse_shape"]
 
@@ -48,6 +50,9 @@ def load(name: str, input_shape: Sequence[int] | None = None) -> tuple[nn.Module
     elif name.startswith("timm/"):
         model, size = _timm(name.removeprefix("timm/"))
         input_shape = input_shape or (1, *size)
+    elif name in SMALL:
+        model = SMALL[name]()
+        input_shape = input_shape or (1, 3, 32, 32)
     else:
         model, size = _torchvision(name)
         input_shape = input_shape or (1, *size)
@@ -61,7 +66,7 @@ def _torchvision(name: str) -> tuple[nn.Module, tuple[int, ...]]:
 
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise _unknown(name, known)
+        raise _unknown(name, [*known, *SMALL])
     options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     side = 299 if name == "inception_v3" else 224
     return torchvision.models.get_model(name, weights=None, **options), (3, side, side)

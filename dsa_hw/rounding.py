@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from dsa_hw.admm import Cost
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
 
-__all__ = ["round_widths"]
+__all__ = ["allowed_widths", "round_widths"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -82,7 +82,7 @@ class _Problem:
         if steps.min() < 1 or not ((least >= 0.0) & (least <= 1.0)).all():
             raise WidthError(f"The grid must be >= 1 and minima in [0, 1]; found {steps.min()} and {least.tolist()}.")
         rows = zip(self.sizes, steps, least, strict=True)
-        self.allowed = [_allowed(int(size), int(step), float(low)) for size, step, low in rows]
+        self.allowed = [allowed_widths(int(size), int(step), float(low)) for size, step, low in rows]
         self.table = _padded(self.allowed)
         self.last = np.array([len(widths) - 1 for widths in self.allowed])
         self.worth = _padded(self._worth(importance))
@@ -254,7 +254,7 @@ class _Problem:
         )
 
 
-def _allowed(size: int, step: int, least: float) -> _Ints:
+def allowed_widths(size: int, step: int, least: float) -> _Ints:
     """Multiples of ``step`` and the full width, at least one channel and ``least * size`` (rounded up)."""
     bottom = max(1, int(np.ceil(least * size * (1.0 - 1e-12))))
     widths = np.arange(step, size + 1, step, dtype=np.int64)

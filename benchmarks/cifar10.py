@@ -1,0 +1,477 @@
+"""DSA and its rivals on all of CIFAR-10. Resumable: every finished run is a line of JSON, and is not run again.
+
+    python benchmarks/cifar10.py resnet20 --data DIR --weights resnet20-12fca82f.th   # pretrained, 75 / 50 / 33 % FLOPs
+    python benchmarks/cifar10.py vgg --data DIR            # VGG-16-BN at a quarter of its width, 50 / 20 % FLOPs
+    python benchmarks/cifar10.py scratch --data DIR        # ResNet-20 from scratch at 50 % FLOPs
+    python benchmarks/cifar10.py guidance --data DIR --weights ...   # train + val, val only, none; and the ablation
+    python benchmarks/cifar10.py rationality --data DIR --weights ...
+    python benchmarks/cifar10.py overhead --data DIR
+    python benchmarks/cifar10.py report                    # tables and pictures from what is there
+
+``--worker 0/2`` and ``--worker 1/2`` share the runs between two processes. One thread each, bfloat16, channels last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import fcntl
+import itertools
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+import budgets
+from dsa_hw import data, find_groups
+from dsa_hw.allocator import Allocator
+from dsa_hw.baselines.morphnet import allocate_morphnet, train_morphnet
+from dsa_hw.baselines.ssl import allocate_ssl, train_ssl
+from dsa_hw.channels import ChannelGroups, choose, masked
+from dsa_hw.methods import Problem, Proposal, Realised, realise, solve
+from dsa_hw.models import load
+from dsa_hw.trainer import Recipe, Trainer
+from dsa_hw.training import Endless, evaluate, finetune, recalibrate, statistics_kept
+
+RESULTS = Path(__file__).parent / "results"
+FINETUNE_EPOCHS, FINETUNE_LR = 2, 0.05
+RIVALS = ("uniform", "global_gamma", "ssl", "morphnet", "netadapt", "annealing", "knapsack", "torch_pruning")
+COMPUTE = {"precision": "bf16", "channels_last": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dsa": {"precision": "bf16"},
+    "ssl": COMPUTE,
+    "morphnet": COMPUTE,
+    "netadapt": {**COMPUTE, "statistics": "batch"},
+    "annealing": {**COMPUTE, "statistics": "batch"},
+}
+
+
+class Book:
+    """Results as lines of JSON; several processes may write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+    def has(self, **key: Any) -> bool:
+        return any(all(row.get(k) == v for k, v in key.items()) for row in self.rows())
+
+    def add(self, row: dict[str, Any]) -> None:
+        row = {**row, "date": datetime.date.today().isoformat(), "torch": torch.__version__}
+        with self.path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(row) + "\n")
+        shown = {k: v for k, v in row.items() if k not in ("widths", "history", "date", "torch")}
+        print(json.dumps(shown), flush=True)
+
+
+class Case:
+    """A trained network, its groups, its FLOPs and the data."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], args: argparse.Namespace) -> None:
+        self.model = model.to(memory_format=torch.channels_last)
+        self.groups: ChannelGroups = find_groups(model, inputs)
+        self.flops = budgets.flops(self.groups)
+        self.dense = float(self.flops.value(torch.ones(len(self.groups), dtype=torch.float64)))
+        self.inputs, self.args = inputs, args
+        self._data: dict[int, data.Data] = {}
+
+    def data(self, seed: int) -> data.Data:
+        if seed not in self._data:
+            self._data = {seed: data.load("cifar10", self.args.data, seed=seed)}
+        return self._data[seed]
+
+    def problem(self, budget: float, seed: int, method: str = "", **changes: Any) -> Problem:
+        found = self.data(seed)
+        found.train.epoch = found.val.epoch = 0
+        problem = Problem(
+            self.model, self.groups, [self.flops], [budget * self.dense], self.inputs, train=found.train, val=found.val,
+            seed=seed, epochs=1.0, options=OPTIONS.get(method, {}), progress=self.args.progress,
+        )  # fmt: skip
+        return replace(problem, **changes)
+
+    def finish(self, network: nn.Module, seed: int, epochs: float = FINETUNE_EPOCHS) -> dict[str, Any]:
+        """Accuracy with new batch-norm statistics, and after fine-tuning; the same for every method."""
+        found = self.data(seed)
+        network = network.to(memory_format=torch.channels_last)
+        found.train.epoch = 0
+        recalibrate(network, found.train, 10, "bf16")
+        before = evaluate(network, found.test)
+        begin = time.process_time()
+        finetune(network, found.train, epochs, lr=FINETUNE_LR, precision="bf16", progress=self.args.progress)
+        return {
+            "before": before,
+            "accuracy": evaluate(network, found.test),
+            "finetune_cpu_s": time.process_time() - begin,
+        }
+
+
+# -- the methods ------------------------------------------------------------------------------------------------------
+
+
+def torch_pruning_network(case: Case, budget: float) -> tuple[nn.Module, float]:
+    """Torch-Pruning's global magnitude pruner, in small steps until the counted FLOPs are within the budget."""
+    import torch_pruning
+    from torch.utils.flop_counter import FlopCounterMode
+
+    network = copy.deepcopy(case.model).eval()
+    heads = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    pruner = torch_pruning.pruner.BasePruner(
+        network, case.inputs, importance=torch_pruning.importance.GroupMagnitudeImportance(p=2), global_pruning=True,
+        pruning_ratio=1.0, iterative_steps=400, ignored_layers=heads, max_pruning_ratio=0.95,
+    )  # fmt: skip
+    while True:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(*case.inputs)
+        used = counter.get_total_flops() / case.dense
+        if used <= budget:
+            return network, used
+        pruner.step()
+
+
+def proposed(case: Case, method: str, budget: float, seed: int, cache: dict[Any, nn.Module]) -> Proposal:
+    """What a method proposes. SSL and MorphNet train once for all budgets of a seed."""
+    name, _, variant = method.partition(":")
+    problem = case.problem(budget, seed, name)
+    if name in ("ssl", "morphnet"):
+        train, allocate = (train_ssl, allocate_ssl) if name == "ssl" else (train_morphnet, allocate_morphnet)
+        # MorphNet's penalty is weighted by the cost's gradient at alpha = 1, which no budget changes.
+        if (name, seed) not in cache:
+            cache.clear()
+            cache[name, seed] = train(problem)
+        return allocate(problem, cache[name, seed])
+    if name == "dsa":
+        guides: dict[str, dict[str, Any]] = {"train": {}, "none": {"train": None, "val": None}}
+        problem = replace(problem, **guides.get(variant, {"train": None}))
+    return solve(problem, name)
+
+
+def one(case: Case, study: str, method: str, budget: float, seed: int, cache: dict[Any, nn.Module]) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    begin = time.process_time()
+    row: dict[str, Any] = {"study": study, "method": method, "budget": budget, "seed": seed}
+    if method == "torch_pruning":
+        network, used = torch_pruning_network(case, budget)
+        row |= {"used": used / budget, "allocate_cpu_s": time.process_time() - begin}
+    else:
+        base, _, extra = method.partition("+")
+        realised, row_used = build(case, proposed(case, base, budget, seed, cache), budget, seed)
+        network = realised.model
+        row |= {"used": row_used, "allocate_cpu_s": time.process_time() - begin}
+        row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
+        return row | case.finish(network, seed, FINETUNE_EPOCHS + float(extra or 0))
+    return row | case.finish(network, seed)
+
+
+def build(case: Case, proposal: Proposal, budget: float, seed: int) -> tuple[Realised, float]:
+    realised = realise(case.problem(budget, seed), proposal)
+    used = float(case.flops.value(torch.from_numpy(realised.widths / case.groups.sizes))) / case.dense / budget
+    return realised, used
+
+
+def compare(case: Case, study: str, runs: Iterator[tuple[str, float, int]], args: argparse.Namespace) -> None:
+    book, cache = Book(args.out), {}  # type: tuple[Book, dict[Any, nn.Module]]
+    part, parts = (int(n) for n in args.worker.split("/"))
+    for method, budget, seed in runs:
+        # Runs of one method and seed share a trained network, so they go to the same worker.
+        if zlib.crc32(f"{method} {seed}".encode()) % parts != part:
+            continue
+        if not book.has(study=study, method=method, budget=budget, seed=seed):
+            book.add(one(case, study, method, budget, seed, cache))
+
+
+def trained_resnet20(args: argparse.Namespace) -> Case:
+    model, inputs = load("resnet20_a")
+    state = torch.load(args.weights, weights_only=True, map_location="cpu")["state_dict"]
+    model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
+    return Case(model, inputs, args)
+
+
+def resnet20(args: argparse.Namespace) -> None:
+    case = trained_resnet20(args)
+    methods = args.methods or ("dsa", *RIVALS)
+    plans = [(0.33, 0), (0.5, 0), (0.33, 1), (0.5, 1), (0.33, 2), (0.5, 2), (0.75, 0)]
+    runs = ((m, b, s) for b, s in plans for m in methods)
+    compare(case, "resnet20", runs, args)
+
+
+def vgg(args: argparse.Namespace) -> None:
+    torch.manual_seed(0)
+    model, inputs = load("vgg16_quarter")
+    file = Path(args.cache) / "vgg16_quarter.pt"
+    case = Case(model, inputs, args)
+    if file.exists():
+        model.load_state_dict(torch.load(file, weights_only=True))
+    else:
+        found = case.data(0)
+        finetune(model, found.train, args.vgg_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=args.progress)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), file)
+        row = {"study": "vgg", "method": "dense", "budget": 1.0, "seed": 0, "epochs": args.vgg_epochs}
+        Book(args.out).add({**row, "accuracy": evaluate(model, found.test)})
+    methods = args.methods or ("dsa", *RIVALS)
+    compare(case, "vgg", ((m, b, s) for b, s in [(0.2, 0), (0.5, 0), (0.2, 1), (0.2, 2)] for m in methods), args)
+
+
+def scratch(args: argparse.Namespace) -> None:
+    """Dense, uniform and DSA under the same 15-epoch cycle."""
+    book = Book(args.out)
+    for method in args.methods or ("dsa", "dense", "uniform"):
+        if book.has(study="scratch", method=method, seed=args.seed):
+            continue
+        torch.manual_seed(args.seed)
+        model, inputs = load("resnet20")
+        case = Case(model, inputs, args)
+        found, begin = case.data(args.seed), time.process_time()
+        row: dict[str, Any] = {"study": "scratch", "method": method, "seed": args.seed, "epochs": args.epochs}
+        if method == "dsa":
+            recipe = Recipe.short(args.epochs, precision="bf16")
+            trainer = Trainer(
+                model, case.groups, [case.flops], [0.5 * case.dense], found.train, found.val, recipe,
+                folder=Path(args.cache) / f"scratch_dsa_{args.seed}", progress=args.progress, seed=args.seed,
+            )  # fmt: skip
+            trained = trainer.run()
+            model = trained.model
+            row["widths"] = dict(zip(case.groups.names, trained.widths.tolist(), strict=True))
+        else:
+            if method == "uniform":
+                realised, _ = build(case, solve(case.problem(0.5, args.seed), "uniform"), 0.5, args.seed)
+                model = realised.model.to(memory_format=torch.channels_last)
+                row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
+            # All 50,000 images are the dense network's, as the 10 % for keep ratios are part of the method's price.
+            recipe = Recipe.short(args.epochs)
+            finetune(
+                model, found.train, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
+                precision="bf16", progress=args.progress,
+            )  # fmt: skip
+        book.add({**row, "accuracy": evaluate(model, found.test), "cpu_s": time.process_time() - begin})
+
+
+ABLATION: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "masks: 1 straight-through": {"masks": "straight_through"},
+    "masks: 4 straight-through": {"masks": "straight_through", "samples": 4},
+    "4 batches per step": {"batches": 4},
+    "no averaging of gradients": {"smoothing": 0.0},
+    "distance in theta, not in cost": {"metric": "logit"},
+    "small steps (travel 1)": {"travel": 1.0},
+    "large steps (travel 16)": {"travel": 16.0},
+    "soft masks throughout (beta2 2)": {"beta2": (2.0, 2.0)},
+    "sharp from the start (beta2 50)": {"beta2": (50.0, 50.0)},
+    "fast budget (20 steps)": {"steps": 20},
+    "no floor": {"minimum": 0.0},
+    "floor 0.2": {"minimum": 0.2},
+    "stored batch-norm statistics": {"statistics": "stored"},
+}
+
+
+def guidance(args: argparse.Namespace) -> None:
+    """Three guidances and the ablation at 33 %, each followed by a third of an epoch of fine-tuning."""
+    case = trained_resnet20(args)
+    book, seed, budget = Book(args.out), 0, 0.33
+    part, parts = (int(n) for n in args.worker.split("/"))
+    rows = [("uniform", {}), ("dsa:none", {}), ("dsa:train", {}), *[("dsa", {"name": n}) for n in ABLATION]]
+    for index, (method, options) in enumerate(rows):
+        name = options.get("name", method)
+        if index % parts != part or book.has(study="guidance", method=name):
+            continue
+        torch.manual_seed(seed)
+        changes = dict(ABLATION.get(name, {}))
+        minimum = changes.pop("minimum", 0.05)
+        stored = changes.pop("statistics", None)
+        base, _, guide = method.partition(":")
+        guides = {"none": {"train": None, "val": None}, "train": {}}
+        problem = case.problem(budget, seed, base, minimum=minimum, **guides.get(guide, {"train": None}))
+        if base == "dsa":
+            problem = replace(problem, options={**problem.options, **changes})
+        with stored_statistics() if stored else statistics_as_they_are():
+            proposal = solve(problem, base)
+        realised, used = build(case, proposal, budget, seed)
+        row = {"study": "guidance", "method": name, "budget": budget, "seed": seed, "used": used}
+        row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
+        book.add(row | case.finish(realised.model, seed, 1 / 3))
+
+
+class statistics_as_they_are:  # noqa: N801
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class stored_statistics(statistics_as_they_are):  # noqa: N801
+    """For the ablation only: the allocator without the batches' own statistics."""
+
+    def __enter__(self) -> None:
+        import contextlib
+
+        import dsa_hw.allocator as home
+
+        self.home, self.original = home, home.statistics_kept
+
+        @contextlib.contextmanager
+        def evaluation(model: nn.Module) -> Iterator[None]:
+            before = model.training
+            model.eval()
+            try:
+                yield
+            finally:
+                model.train(before)
+
+        home.statistics_kept = evaluation  # type: ignore[assignment]
+
+    def __exit__(self, *_: Any) -> None:
+        self.home.statistics_kept = self.original
+
+
+def rationality(args: argparse.Namespace) -> None:
+    """Fig. 5 of the paper: sensitivity of each group, pruned alone, against |dL/dalpha|."""
+    from scipy.stats import spearmanr
+
+    case, book = trained_resnet20(args), Book(args.out)
+    if book.has(study="rationality"):
+        return
+    found = case.data(0)
+    batches = list(itertools.islice(iter(found.val), 8))
+    allocator = Allocator(
+        case.model, case.groups, [case.flops], [0.33 * case.dense], steps=60, precision="bf16", smoothing=0.0
+    )
+    allocator.admm.state.theta[:] = allocator.admm.state.z[:] = 1.0  # alpha = 0.73 everywhere: some channels matter
+    allocator.step(*batches)
+    gradient = np.abs(allocator.admm.state.gradient)
+    rows = {}
+    for share in (0.25, 0.5, 0.75):
+        rise = []
+        for k in range(len(case.groups)):
+            widths = case.groups.sizes.copy()
+            widths[k] = max(1, round(share * widths[k]))
+            rise.append(_loss(case, widths, batches) - _loss(case, case.groups.sizes, batches))
+        rows[str(share)] = {"rise": rise, "spearman": float(spearmanr(rise, gradient).statistic)}
+    book.add({"study": "rationality", "groups": case.groups.names, "gradient": gradient.tolist(), "kept": rows})
+
+
+def _loss(case: Case, widths: Any, batches: list[Any]) -> float:
+    kept = choose(case.model, case.groups, widths)
+    total = 0.0
+    with torch.no_grad(), statistics_kept(case.model), masked(case.model, case.groups, kept):
+        for inputs, labels in batches:
+            total += float(nn.functional.cross_entropy(case.model(inputs), labels)) / len(batches)
+    return total
+
+
+def overhead(args: argparse.Namespace) -> None:
+    """CPU time of training with allocation over training without, interleaved in blocks of 40 weight steps."""
+    torch.manual_seed(0)
+    model, inputs = load("resnet20")
+    case = Case(model, inputs, args)
+    found = case.data(0)
+    twin = copy.deepcopy(case.model)
+    recipe = Recipe.paper(precision="bf16", warm_up=0, allocation=300, finetune=0, milestones=())
+    limits = [0.5 * case.dense]
+    trainer = Trainer(case.model, case.groups, [case.flops], limits, found.train, found.val, recipe)
+    from dsa_hw.training import checked_loss, precise
+
+    source = Endless(found.train)
+    optimiser = torch.optim.SGD(twin.parameters(), 0.05, 0.9, weight_decay=4e-5)
+
+    def plain() -> None:
+        twin.train()
+        with precise("bf16", torch.device("cpu")):
+            value = checked_loss(twin, next(source), nn.functional.cross_entropy)
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        optimiser.step()
+
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    turns: list[tuple[str, Callable[[], None]]] = [("with", trainer._one), ("without", plain)]
+    for turn in range(6):
+        for name, step in turns:
+            begin = time.process_time()
+            for _ in range(40):
+                step()
+            if turn:  # the first turn warms up
+                seconds[name].append(time.process_time() - begin)
+    ratio = float(np.median(seconds["with"]) / np.median(seconds["without"]))
+    Book(args.out).add({"study": "overhead", "ratio": ratio, "seconds": seconds, "weight_steps": trainer.every})
+
+
+def report(args: argparse.Namespace) -> None:
+    """Tables on standard output; pictures beside docs/benchmarks.md."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = pd.DataFrame(Book(args.out).rows())
+    for study in ("resnet20", "vgg"):
+        part = rows[(rows["study"] == study) & (rows["method"] != "dense")] if len(rows) else rows
+        if not len(part):
+            continue
+        cells = part.groupby(["method", "budget"])["accuracy"].agg(["mean", "min", "max", "count"])
+        text = cells.apply(
+            lambda c: f"{100 * c['mean']:.2f} ({100 * (c['max'] - c['min']):.2f}; {c['count']:.0f})", axis=1
+        )
+        print(f"\n{study}: mean accuracy in % (spread; seeds)\n\n{text.unstack().to_string()}\n")
+        means = cells["mean"].unstack()
+        figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+        for method, line in means.iterrows():
+            emphasis = {"linewidth": 2.5, "zorder": 5} if method == "dsa" else {"alpha": 0.8}
+            axes[0].plot(100 * means.columns, 100 * line, "o-", label=method, **emphasis)
+        axes[0].set(xlabel="FLOPs kept [%]", ylabel="test accuracy after fine-tuning [%]", title=study)
+        axes[0].legend(fontsize=8)
+        chosen = part[part["method"].isin(["dsa", "uniform"]) & (part["seed"] == 0) & part["widths"].notna()]
+        sizes = _sizes(study)
+        for _, row in chosen.iterrows():
+            ratio = [row["widths"][name] / sizes[name] for name in sizes]
+            style = "-" if row["method"] == "dsa" else ":"
+            axes[1].plot(ratio, f"o{style}", label=f"{row['method']} {100 * row['budget']:.0f} %", markersize=4)
+        axes[1].set_xticks(range(len(sizes)), list(sizes), rotation=60, ha="right", fontsize=7)
+        axes[1].set(ylabel="keep ratio", ylim=(0, 1.05), title="keep ratio per channel group")
+        axes[1].legend(fontsize=7)
+        figure.savefig(args.pictures / f"cifar10_{study}.png", dpi=130)
+    for study in ("guidance", "scratch", "rationality", "overhead"):
+        part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
+        print(
+            f"\n{study}\n\n{part.drop(columns=['widths', 'torch', 'study'], errors='ignore').to_string(index=False)}\n"
+        )
+
+
+def _sizes(study: str) -> dict[str, int]:
+    model, inputs = load({"resnet20": "resnet20_a", "vgg": "vgg16_quarter"}[study])
+    groups = find_groups(model, inputs)
+    return dict(zip(groups.names, groups.sizes.tolist(), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    studies = {f.__name__: f for f in (resnet20, vgg, scratch, guidance, rationality, overhead, report)}
+    parser.add_argument("study", choices=studies)
+    parser.add_argument("--data", type=Path, default=Path("."), help="folder with cifar10.npz")
+    parser.add_argument("--weights", type=Path, default=Path("../shared/data/weights/resnet20-12fca82f.th"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "cifar10.jsonl")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".cache"), help="folder for trained networks and checkpoints"
+    )
+    parser.add_argument("--pictures", type=Path, default=Path("docs"))
+    parser.add_argument("--worker", default="0/1")
+    parser.add_argument("--methods", nargs="*")
+    parser.add_argument("--epochs", type=float, default=15.0)
+    parser.add_argument("--vgg-epochs", type=float, default=12.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--progress", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    studies[args.study](args)
+
+
+if __name__ == "__main__":
+    main()

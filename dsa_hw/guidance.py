@@ -1,0 +1,186 @@
+"""DSA's three sources of guidance, one interface.
+
+    train (+ val)   weights and keep ratios together, as in Alg. 1 of the paper; the adapted weights go on
+    val only        weights stay as they are; every batch brings its own batch-norm statistics
+    neither         made-up inputs; the target is what the dense network itself answers
+
+What makes the last two work (ablation in docs/benchmarks.md): masks that are soft but sharp enough to be felt behind a
+batch norm, batch statistics under the masks, a gradient averaged over steps and weighed against the cost of each
+group, and a budget that falls slowly.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from tqdm import tqdm
+
+from dsa_hw.allocator import Allocator
+from dsa_hw.errors import DsaError, TrainingError
+from dsa_hw.methods import Problem, Proposal, method
+from dsa_hw.trainer import Recipe, Trainer
+from dsa_hw.training import Endless, device_of, length_of, statistics_kept
+
+__all__ = ["dsa", "made_up_batches", "output_distance"]
+
+_log = logging.getLogger(__name__)
+
+# option -> default; None means that the guidance decides
+_OPTIONS: dict[str, Any] = {
+    "steps": 60,
+    "batches": 1,
+    "beta2": (2.0, 50.0),
+    "masks": "soft",
+    "samples": 1,
+    "travel": 4.0,
+    "metric": "cost",
+    "smoothing": 0.9,
+    "subproblem": "exact",
+    "project_gradient": False,
+    "precision": "fp32",
+    "lr": 0.01,
+    "weight_decay": 5e-4,
+    "batch_size": 32,
+}
+_ADMM = ("travel", "metric", "smoothing", "subproblem", "project_gradient")
+
+
+@method("dsa")
+def dsa(problem: Problem) -> Proposal:
+    """Differentiable sparsity allocation with whatever guidance there is."""
+    unknown = set(problem.options) - set(_OPTIONS)
+    if unknown:
+        raise DsaError(f"dsa has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(_OPTIONS))}")
+    options = {**_OPTIONS, **problem.options}
+    if problem.train is not None:
+        return _with_training(problem, options)
+    return _with_frozen_weights(problem, options)
+
+
+def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
+    model = problem.model
+    loss = problem.loss
+    if problem.val is not None:
+        batches: Any = Endless(problem.val, "val")
+    else:
+        loss = output_distance
+        batches = made_up_batches(model, problem.example_inputs, options["batch_size"], problem.seed)
+    allocator = Allocator(
+        model,
+        problem.groups,
+        problem.costs,
+        problem.limits,
+        steps=options["steps"],
+        loss=loss,
+        importance=problem.importance,
+        minimum=problem.minimum,
+        seed=problem.seed,
+        **{key: options[key] for key in ("beta2", "masks", "samples", "precision", *_ADMM)},
+    )
+    total = 0 if allocator.finished else options["steps"]
+    for _ in tqdm(range(total), desc="allocating", unit="step", delay=2, disable=None if problem.progress else True):
+        allocator.step(*[next(batches) for _ in range(options["batches"])])
+    return Proposal(allocator.admm.keep_ratios, model, allocator.importances(), allocator.history)
+
+
+def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
+    assert problem.train is not None
+    val = problem.val
+    if val is None:
+        _log.warning("no val loader: keep ratios learn from the training data, as the weights do")
+        val = problem.train
+    epochs = 1.0 if problem.epochs is None else problem.epochs
+    if epochs <= 0:
+        raise TrainingError(f"epochs = {epochs}: give a positive number, or leave train out to keep the weights")
+    weight_steps = max(1, round(epochs * length_of(problem.train) / options["steps"]))
+    recipe = Recipe(
+        warm_up=0.0,
+        allocation=epochs,
+        finetune=0.0,
+        lr=options["lr"],
+        weight_decay=options["weight_decay"],
+        rise=0.1,
+        weight_steps=weight_steps,
+        val_batches=options["batches"],
+        beta2=options["beta2"],
+        precision=options["precision"],
+        allocator={
+            "importance": problem.importance,
+            "minimum": problem.minimum,
+            **{key: options[key] for key in ("masks", "samples", *_ADMM)},
+        },
+    )
+    model = copy.deepcopy(problem.model)
+    trainer = Trainer(
+        model,
+        problem.groups,
+        problem.costs,
+        problem.limits,
+        problem.train,
+        val,
+        recipe,
+        loss=problem.loss,
+        progress=problem.progress,
+        seed=problem.seed,
+        title="allocating",
+    )
+    if trainer.allocator.finished:  # the dense network keeps the budgets: nothing to learn
+        return Proposal(trainer.allocator.admm.keep_ratios, problem.model)
+    trained = trainer.run()
+    trained.model.train(problem.model.training)
+    allocator = trained.allocator
+    return Proposal(allocator.admm.keep_ratios, trained.model, allocator.importances(), allocator.history)
+
+
+def made_up_batches(model: nn.Module, example_inputs: Any, size: int, seed: int) -> Iterator[tuple[Any, Any]]:
+    """Endless batches of inputs like ``example_inputs`` but random, with the dense network's own outputs as targets.
+
+    Images (4 axes) are noise with a 1/f spectrum, as natural images have, of random contrast; other floating-point
+    inputs are normal with the example's own mean and deviation. Anything else cannot be made up.
+    """
+    inputs = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    if not inputs or not all(isinstance(x, Tensor) and x.is_floating_point() for x in inputs):
+        raise TrainingError(
+            "inputs of this network cannot be made up (only floating-point tensors can): give val= or train= loaders"
+        )
+    rng = torch.Generator().manual_seed(seed)
+    device = device_of(model)
+    while True:
+        made = tuple(_like(x, size, rng).to(device) for x in inputs)
+        with torch.no_grad(), statistics_kept(model):
+            outputs = model(*made)
+        yield (made[0] if len(made) == 1 else made), outputs
+
+
+def _like(example: Tensor, size: int, rng: torch.Generator) -> Tensor:
+    shape = (size, *example.shape[1:])
+    white = torch.randn(shape, generator=rng)
+    if example.ndim != 4:
+        deviation, mean = torch.std_mean(example.float()) if example.numel() > 1 else (torch.ones(()), torch.zeros(()))
+        return (white * deviation.clamp(min=1e-3).cpu() + mean.cpu()).to(example.dtype)
+    rows, columns = torch.fft.fftfreq(shape[2]), torch.fft.rfftfreq(shape[3])
+    distance = (rows[:, None] ** 2 + columns**2).sqrt().clamp(min=1.0 / max(shape[2:]))
+    image = torch.fft.irfft2(torch.fft.rfft2(white) / distance, s=shape[2:])
+    image = image / image.std((1, 2, 3), keepdim=True)
+    contrast = torch.empty(size, 1, 1, 1).uniform_(0.5, 1.5, generator=rng)
+    return (image * contrast).to(example.dtype)
+
+
+def output_distance(outputs: Any, targets: Any) -> Tensor:
+    """Squared distance from the dense network's outputs, over the variance of those: 0 same, about 1 unrelated."""
+    total, count = torch.zeros(()), 0
+    for found, wanted in zip(tree_leaves(outputs), tree_leaves(targets), strict=True):
+        if isinstance(found, Tensor) and found.is_floating_point():
+            wanted = wanted.detach().float()
+            spread = (wanted - wanted.mean(0)).square().mean().clamp(min=1e-12)
+            total = total.to(found.device) + (found.float() - wanted).square().mean() / spread
+            count += 1
+    if count == 0:
+        raise TrainingError("the network has no floating-point output to compare: give val= and loss=")
+    return total / count
