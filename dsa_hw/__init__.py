@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Allocation": "dsa_hw.allocation",
+    "Allocator": "dsa_hw.allocator",
+    "Certificate": "dsa_hw.certificate",
     "ChannelGroups": "dsa_hw.channels",
+    "Recipe": "dsa_hw.trainer",
+    "Trainer": "dsa_hw.trainer",
+    "allocate": "dsa_hw.front",
+    "round_widths": "dsa_hw.rounding",
     "find_groups": "dsa_hw.channels",
     "choose": "dsa_hw.channels",
     "shrink": "dsa_hw.channels",
@@ -25,6 +32,9 @@ _HOMES = {
     "ParamsBudget": "budgets",
 }
 __all__ = [
+    "Allocation",
+    "Allocator",
+    "Certificate",
     "ChannelGroups",
     "EnergyBudget",
     "FlopsBudget",
@@ -32,17 +42,27 @@ __all__ = [
     "MemoryBudget",
     "ParamsBudget",
     "Plan",
+    "Recipe",
+    "Trainer",
+    "allocate",
     "apply_plan",
     "choose",
     "find_groups",
     "masked",
+    "round_widths",
     "shrink",
 ]
 
 if TYPE_CHECKING:
     from budgets import EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
+    from dsa_hw.allocation import Allocation
+    from dsa_hw.allocator import Allocator
+    from dsa_hw.certificate import Certificate
     from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
+    from dsa_hw.front import allocate
+    from dsa_hw.rounding import round_widths
+    from dsa_hw.trainer import Recipe, Trainer
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,313 @@
+"""Is the promise kept? Networks x latency budgets x runtimes, allocated, measured, corrected, certified; and rivals.
+
+    python benchmarks/promise.py --out promise.jsonl
+    python benchmarks/promise.py --models resnet18 --budgets 60% --runtimes onnxruntime/cpu --allow 5%
+    python benchmarks/promise.py --out promise.jsonl --summary
+
+One JSON line for each case; a case that is in the file is not measured again, one that failed is tried again. A network
+is profiled once for each runtime (kept in ``--cache``; tables of ``benchmarks/results/profiles`` are used where they
+are) and guided once, at its first budget of this call; for the others the same keep ratios are projected (``--fresh``:
+guided anew).
+
+Beside our network, in one interleaved run with the dense one, on the same rules of trust:
+
+    open loop      our first network, before any correction (it aims at 1 % below the limit)
+    flops          the same keep ratio everywhere, so that the FLOPs are the wanted share: time as if it were FLOPs
+    torch-pruning  its pruner as its README shows it (group magnitude, round_to=8), at the ratio 1 - sqrt(share) with
+                   which a network whose work is quadratic in its width has that share left
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+import budgets
+import profilers
+import profilers.environment
+from dsa_hw import models
+from dsa_hw.channels import ChannelGroups, choose, find_groups, shrink
+from dsa_hw.errors import DsaError
+from dsa_hw.front import allocate
+from dsa_hw.gauges import DENSE, DeviceGauge, rules_for
+from dsa_hw.methods import Problem, Proposal, realise, solve
+from profilers.latency import share as parse_share
+from profilers.targets import resolve
+
+MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "regnet_y_400mf")
+BUDGETS, RUNTIMES = ("80%", "60%", "40%"), ("onnxruntime/cpu", "openvino/cpu")
+GOAL_MET, GOAL_USE, GOAL_OVER, GOAL_MEASUREMENTS = 0.95, 0.97, 0.02, 6
+RIVALS = ("open loop", "flops", "torch-pruning")
+_log = logging.getLogger("promise")
+
+
+class Network:
+    """A network with random weights (time does not depend on them) and its channel groups."""
+
+    def __init__(self, name: str, shape: tuple[int, ...] | None) -> None:
+        torch.manual_seed(0)
+        self.name = name
+        self.model, self.inputs = models.load(name, shape)
+        self.groups: ChannelGroups = find_groups(self.model, self.inputs)
+
+
+def profile(network: Network, runtime: str, args: argparse.Namespace) -> pd.DataFrame:
+    """The profile table of a network: from a table that is there, or measured into the cache and continued there."""
+    stem = f"{network.name}_{runtime.replace('/', '-')}"
+    for folder in (args.cache, args.profiles):
+        table, attributes = folder / f"{stem}.csv", folder / f"{stem}.json"
+        if table.exists() and attributes.exists():
+            found = pd.read_csv(table)
+            found.attrs = json.loads(attributes.read_text())
+            if found.attrs["fingerprint"] == network.groups.fingerprint:
+                return found
+    args.cache.mkdir(parents=True, exist_ok=True)
+    found = profilers.profile(
+        network.model,
+        network.inputs,
+        runtime,
+        samples=args.samples,
+        holdout=args.holdout,
+        grid=args.grid,
+        out=args.cache / f"{stem}.sqlite",
+        time_limit=args.profile_limit,
+        protocol=rules_for(budget("50%", args), args.protocol),
+        name=network.name,
+        groups=network.groups,
+    )
+    found.to_csv(args.cache / f"{stem}.csv", index=False)
+    (args.cache / f"{stem}.json").write_text(json.dumps(found.attrs, indent=1, default=str) + "\n")
+    return found
+
+
+def budget(amount: str, args: argparse.Namespace) -> budgets.LatencyBudget:
+    """The latency budget of a case."""
+    return budgets.LatencyBudget(amount, quantile=args.quantile)
+
+
+def flops_guess(network: Network, amount: str) -> nn.Module:
+    """One keep ratio everywhere with the wanted share of FLOPs."""
+    wanted = budgets.FlopsBudget(amount)
+    cost = wanted.cost(network.groups)
+    problem = Problem(network.model, network.groups, [cost], [wanted.limit(cost.dense)], network.inputs)
+    return realise(problem, solve(problem, "uniform")).model
+
+
+def torch_pruning(name: str, shape: tuple[int, ...] | None, share: float) -> nn.Module:
+    """A new copy of the network, pruned by Torch-Pruning as its README does it."""
+    import torch_pruning as tp
+
+    network = Network(name, shape)
+    outputs = [m for m in network.model.modules() if isinstance(m, nn.Linear)][-1:]
+    pruner = tp.pruner.BasePruner(
+        network.model,
+        network.inputs,
+        importance=tp.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=1 - share**0.5,
+        ignored_layers=outputs,
+        round_to=8,
+    )
+    pruner.step()
+    return network.model.eval()
+
+
+def case(
+    network: Network, shape: tuple[int, ...] | None, runtime: str, amount: str, model: Any, args: argparse.Namespace,
+    proposal: Proposal | None,
+) -> tuple[dict[str, Any], Proposal | None]:  # fmt: skip
+    """One row, and the proposal for the next budget."""
+    started = time.perf_counter()
+    wanted = budget(amount, args)
+    result = allocate(
+        network.model,
+        wanted,
+        example_inputs=network.inputs,
+        target=runtime,
+        profile=model,
+        method=args.method,
+        out=args.cache / f"{network.name}_{runtime.replace('/', '-')}_{amount.rstrip('%')}",
+        progress=True,
+        protocol=args.protocol,
+        options={"steps": args.steps, "batch_size": args.batch_size} if args.method == "dsa" else {},
+        time_limit=6 * args.limit,
+        proposal=proposal,
+        name=network.name,
+    )
+    allocated = time.perf_counter() - started
+    share = wanted.quantity.magnitude
+    assert result.proposal is not None
+    first = np.asarray(result.rounds["widths"].iloc[0])
+    kept = choose(result.proposal.model, network.groups, first, "gamma")
+    networks = {
+        DENSE: network.model,
+        "ours": result.model,
+        "open loop": shrink(result.proposal.model, network.groups, kept),
+        "flops": flops_guess(network, amount),
+    }
+    missing = {}
+    try:
+        networks["torch-pruning"] = torch_pruning(network.name, shape, share)
+    except Exception as error:  # a rival that fails is a finding, not our failure
+        missing["torch-pruning"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    gauge = DeviceGauge(resolve(runtime), network.inputs, rules_for(wanted, args.protocol), seed=1)
+    readings = gauge.read(networks, args.limit * len(networks))
+    limit = share * readings[DENSE].value
+    row = about(network.name, runtime, amount, args) | {
+        "guided": proposal is None,
+        "verdict": result.certificate.verdict,
+        "utilisation": result.certificate.utilisation,
+        "measurements": result.certificate.measurements,
+        "certificate": result.certificate.to_dict(),
+        "rounds": json.loads(result.rounds.drop(columns="widths").to_json(orient="records")),
+        "together": {
+            name: {"seconds": r.value, "low": r.low, "high": r.high, "used": r.value / limit, "doubt": r.doubt}
+            for name, r in readings.items()
+        },
+        "missing": missing,
+        "seconds": {"allocate": allocated, "all": time.perf_counter() - started},
+        "allow": args.allow,
+        "load": profilers.environment.load(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    return row, None if args.fresh else result.proposal
+
+
+def about(name: str, runtime: str, amount: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What was asked: two rows with the same answer the same question."""
+    case = {"model": name, "runtime": runtime, "budget": amount, "method": args.method}
+    return case | {"quantile": args.quantile, "fresh": args.fresh, "input": args.input}
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The question of a row."""
+    return tuple(row[name] for name in ("model", "runtime", "budget", "method", "quantile", "fresh", "input"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Every case that is not in the file yet; the number that failed."""
+    done = {key(r) for r in rows(args.out) if "error" not in r}
+    shape = models.parse_shape(args.input) if args.input else None
+    failed = 0
+    for name in args.models:
+        for runtime in args.runtimes:
+            left = [b for b in args.budgets if key(about(name, runtime, b, args)) not in done]
+            if not left:
+                continue
+            try:
+                network = Network(name, shape)
+                model = budgets.fit(profile(network, runtime, args), network.groups)
+            except DsaError as error:
+                failed += len(left)
+                _log.error("%s on %s: %s", name, runtime, error)
+                continue
+            proposal: Proposal | None = None
+            for amount in left:
+                try:
+                    row, proposal = case(network, shape, runtime, amount, model, args, proposal)
+                except DsaError as error:
+                    failed += 1
+                    row = about(name, runtime, amount, args) | {"error": f"{type(error).__name__}: {error}"}
+                with args.out.open("a") as file:  # a line at a time: an interruption loses one case
+                    file.write(json.dumps(row) + "\n")
+                print(line(row), flush=True)
+    return failed
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """All rows of a file; a line that was cut off by an interruption is left out."""
+    found = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            _log.warning("a line of %s is cut off and is left out", path)
+    return found
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for a terminal."""
+    head = f"{row['model']:16} {row['runtime']:16} {row['budget']:>4}"
+    if "error" in row:
+        return f"{head}  {row['error'][:160]}"
+    together = "  ".join(f"{n} {v['used']:.3f}" for n, v in row["together"].items() if n != DENSE)
+    return f"{head}  {row['verdict']:11} {row['utilisation']:.3f} in {row['measurements']}  |  {together}"
+
+
+def summary(found: list[dict[str, Any]]) -> int:
+    """The goals, and what the rivals would have given; 0 where all goals are met."""
+    latest = {key(r): r for r in found}
+    good = [r for r in latest.values() if "error" not in r]
+    if not good:
+        print("no case was measured")
+        return 1
+    # A case that could not be measured is not one that was met. Over-runs are those of the run of all together, which
+    # had no part in choosing our network.
+    met = sum(r["verdict"] == "MET" for r in good) / len(latest)
+    use = float(np.mean([r["utilisation"] for r in good]))
+    again = [r["together"]["ours"] for r in good]
+    over = max([0.0, *(t["used"] - 1 for t in again if t["doubt"] is None)])
+    most = max(r["measurements"] for r in good)
+    doubtful = sum(t["doubt"] is not None for t in again)
+    print(
+        f"{len(latest)} cases, {len(latest) - len(good)} could not be measured, {doubtful} doubtful when all together"
+    )
+    goals = [
+        ("MET", met, ">=", GOAL_MET, met >= GOAL_MET),
+        ("mean utilisation", use, ">=", GOAL_USE, use >= GOAL_USE),
+        ("worst over-run", over, "<", GOAL_OVER, over < GOAL_OVER),
+        ("measurements", most, "<=", GOAL_MEASUREMENTS, most <= GOAL_MEASUREMENTS),
+    ]
+    for name, value, sign, goal, reached in goals:
+        print(f"  {name:18} {value:6.3f}  goal {sign} {goal:g}: {'reached' if reached else 'MISSED'}")
+    print("measured together, time over budget (mean; share that keeps it within 1 %; worst):")
+    for name in ("ours", *RIVALS):
+        seen = [r["together"][name] for r in good if name in r["together"]]
+        used = np.array([t["used"] for t in seen if t["doubt"] is None])
+        if used.size:
+            within = f"{100 * (used <= 1.01).mean():5.1f} %"
+            print(f"  {name:14} {used.mean():.3f}  {within}  {used.max():.3f}  (n {used.size})")
+    return 0 if all(goal[-1] for goal in goals) and len(good) == len(latest) else 1
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--models", nargs="+", default=MODELS)
+    add("--budgets", nargs="+", default=BUDGETS)
+    add("--runtimes", nargs="+", default=RUNTIMES)
+    add("--out", type=Path, default=Path("promise.jsonl"))
+    add("--cache", type=Path, default=Path("promise_cache"), help="profiles, proposals and results")
+    add("--profiles", type=Path, default=Path(__file__).parent / "results" / "profiles")
+    add("--method", default="dsa")
+    add("--steps", type=int, default=20, help="of guidance")
+    add("--batch-size", type=int, default=4, help="made-up images in a step")
+    add("--fresh", action="store_true", help="guide anew for each budget")
+    add("--input", help="shape, for example 1x3x224x224 (the model's own)")
+    add("--samples", type=int, default=40)
+    add("--holdout", type=int, default=10)
+    add("--grid", default="auto")
+    add("--quantile", type=float, default=0.5, help="which run: 0.5 the median, 0.25 the quiet one")
+    add("--allow", type=parse_share, default=0.02)
+    add("--limit", type=float, default=60.0, help="seconds for one measurement")
+    add("--profile-limit", type=float, default=900.0)
+    add("--summary", action="store_true", help="only sum the file up")
+    args = parser.parse_args()
+    args.protocol = profilers.Protocol.allowing(args.allow)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    failed = 0 if args.summary else run(args)
+    return max(summary(rows(args.out)), int(failed > 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""The certificate: what was asked, what was predicted, what was measured, and whether the promise is kept.
+
+One `Entry` for each budget. A verdict is about intervals, never about single numbers:
+
+    MET          the whole 95 % interval is within the limit
+    NOT MET      the whole interval is above it
+    CANNOT TELL  the interval contains the limit, or the measurement cannot be trusted
+
+Where the budget is a share of the dense network, the limit is that share of the dense network's cost in the *same*
+interleaved run, and the uncertainty of both counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsa_hw.errors import PlanError
+from dsa_hw.units import BASE_UNITS, format_magnitude
+
+if TYPE_CHECKING:
+    from budgets import Budget
+
+__all__ = [
+    "CANNOT_TELL",
+    "MET",
+    "NOT_MET",
+    "Certificate",
+    "Entry",
+    "Reading",
+    "budget_of",
+    "describe",
+    "entry_of",
+    "limit_of",
+    "verdict_of",
+]
+
+MET, NOT_MET, CANNOT_TELL = "MET", "NOT MET", "CANNOT TELL"
+_FORMAT = "dsa_hw certificate 1"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One cost of one network: ``value`` with its 95 % interval ``[low, high]``, in base units.
+
+    ``doubt`` says why it cannot be trusted, None where it can. ``estimated`` says whose word it is where nothing
+    was run ("estimated by Vela 4.2"). ``runs`` is 0 where nothing had to be run.
+    """
+
+    value: float
+    low: float
+    high: float
+    runs: int = 0
+    statistic: str = "count"
+    doubt: str | None = None
+    estimated: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a number at all, trusted or not."""
+        return math.isfinite(self.value) and self.value > 0
+
+    def sides(self) -> tuple[float, float]:
+        """Relative distance of ``low`` and of ``high`` from the value."""
+        if not self.usable:
+            return math.inf, math.inf
+        return 1 - self.low / self.value, self.high / self.value - 1
+
+
+def verdict_of(reading: Reading, limit: float, reference: Reading | None = None) -> tuple[str, float, float, float]:
+    """Verdict, utilisation and its 95 % interval. ``reference`` is what a relative limit was taken from, if any.
+
+    The two readings are independent, so their relative uncertainties add up in squares.
+    """
+    if not reading.usable or not limit > 0:
+        return CANNOT_TELL, math.nan, 0.0, math.inf
+    below, above = reading.sides()
+    if reference is not None:
+        other = reference.sides()
+        below, above = math.hypot(below, other[1]), math.hypot(above, other[0])
+    used = reading.value / limit
+    low, high = used * max(1 - below, 0.0), used * (1 + above)
+    doubtful = reading.doubt is not None or (reference is not None and reference.doubt is not None)
+    if doubtful or low <= 1 < high:
+        return CANNOT_TELL, used, low, high
+    return (MET if high <= 1 else NOT_MET), used, low, high
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One budget and its proof. Costs in base units (s, J, B, FLOPs, parameters); see `Reading` for the rest.
+
+    ``utilisation`` is measured / limit, ``[least_used, most_used]`` its 95 % interval. ``dense`` is the dense network
+    in the same run.
+    """
+
+    asked: str
+    budget: Mapping[str, Any]
+    dimension: str
+    limit: float
+    predicted: float
+    measured: float
+    low: float
+    high: float
+    dense: float
+    utilisation: float
+    least_used: float
+    most_used: float
+    statistic: str
+    runs: int
+    target: str
+    environment: Mapping[str, str] = field(repr=False)
+    verdict: str
+    doubt: str | None = None
+    estimated: str | None = None
+
+    def __str__(self) -> str:
+        """``latency <= 5 ms: predicted 4.91 ms, measured 4.93 ms [4.9, 4.96], 400 runs on onnxruntime/cpu: MET``."""
+
+        def say(value: float) -> str:
+            return format_magnitude(value, self.dimension)
+
+        text = f"{self.asked}: predicted {say(self.predicted)}, "
+        if self.estimated:
+            text += f"{self.estimated}: {say(self.measured)} on {self.target}"
+        elif math.isfinite(self.measured) and self.runs:
+            factor = self.measured / float(say(self.measured).split()[0])
+            interval = f"[{self.low / factor:.4g}, {self.high / factor:.4g}]"
+            text += f"measured {say(self.measured)} {interval} ({self.statistic}), {self.runs} runs on {self.target}"
+        elif self.doubt:
+            text += f"not measured on {self.target}"
+        else:
+            text += f"counted {say(self.measured)}"
+        used = f"{100 * self.utilisation:.1f} % of " if math.isfinite(self.utilisation) else ""
+        text += f", {used}{say(self.limit)}: {self.verdict}"
+        return f"{text} ({self.doubt})" if self.doubt else text
+
+
+def limit_of(budget: Budget, limit: float, dense: Reading, exact: bool) -> float:
+    """The limit in force: a share of a measured cost is taken from the dense network in the same run."""
+    return budget.quantity.magnitude * dense.value if budget.relative and not exact else limit
+
+
+def entry_of(budget: Budget, gauge: Any, predicted: float, limit: float, reading: Reading, dense: Reading) -> Entry:
+    """The entry for a budget, read with ``gauge`` (its title, environment and whether it is exact)."""
+    reference = dense if budget.relative and not gauge.exact else None
+    limit = limit_of(budget, limit, dense, gauge.exact)
+    verdict, used, low, high = verdict_of(reading, limit, reference)
+    doubt = reading.doubt or (reference.doubt if reference is not None else None)
+    return Entry(
+        asked=str(budget),
+        budget=describe(budget),
+        dimension=budget.dimension,
+        limit=limit,
+        predicted=predicted,
+        measured=reading.value,
+        low=reading.low,
+        high=reading.high,
+        dense=dense.value,
+        utilisation=used,
+        least_used=low,
+        most_used=high,
+        statistic=reading.statistic,
+        runs=reading.runs,
+        target=gauge.title,
+        environment=dict(gauge.environment),
+        verdict=verdict,
+        doubt=doubt,
+        estimated=reading.estimated,
+    )
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One entry for each budget, the day, and how many networks were measured to get there."""
+
+    entries: tuple[Entry, ...]
+    date: str
+    measurements: int
+    versions: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """MET where every budget is met; NOT MET where one is not."""
+        found = [entry.verdict for entry in self.entries]
+        return next((v for v in (NOT_MET, CANNOT_TELL) if v in found), MET)
+
+    @property
+    def utilisation(self) -> float:
+        """Of the budget that is used most."""
+        return max(entry.utilisation for entry in self.entries)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.entries))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON: what a plan holds."""
+        return {"format": _FORMAT, "verdict": self.verdict, **_plain(asdict(self))}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any] | None) -> Certificate:
+        """Read what `to_dict` wrote; anything else is refused."""
+        if not content or content.get("format") != _FORMAT:
+            found = "none" if not content else repr(content.get("format"))
+            raise PlanError(
+                f"the plan has no certificate of this version (format: {found}, expected {_FORMAT!r}); plans with one "
+                "are written by dsa-hw allocate"
+            )
+        try:
+            entries = tuple(Entry(**{**entry, **_numbers(entry)}) for entry in content["entries"])
+            return cls(entries, content["date"], int(content["measurements"]), dict(content["versions"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"the plan's certificate is damaged ({type(error).__name__}: {error})") from error
+
+
+def describe(budget: Budget) -> dict[str, Any]:
+    """A budget as JSON from which `budget_of` makes an equal one; the number keeps every digit."""
+    quantity = budget.quantity
+    if budget.relative:
+        amount = f"{100 * quantity.magnitude!r}%"
+    else:
+        amount = f"{quantity.magnitude!r} {BASE_UNITS[quantity.dimension]}"
+    options = {
+        f.name: getattr(budget, f.name)
+        for f in dataclasses.fields(budget)
+        if f.init and f.name not in ("amount", "profile") and getattr(budget, f.name) is not None
+    }
+    # A function (an energy counter) cannot be written; the environment has its name.
+    written = {k: str(v) if isinstance(v, Path) else v for k, v in options.items() if not callable(v)}
+    return {"kind": type(budget).__name__, "amount": amount, **written}
+
+
+def budget_of(content: Mapping[str, Any]) -> Budget:
+    """The budget that `describe` described."""
+    import budgets
+
+    options = {key: value for key, value in content.items() if key not in ("kind", "amount")}
+    try:
+        found: Budget = getattr(budgets, str(content["kind"]))(content["amount"], **options)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PlanError(f"the certificate's budget {dict(content)!r} is not one that this version knows") from error
+    return found
+
+
+_NUMBERS = ("limit", "predicted", "measured", "low", "high", "dense", "utilisation", "least_used", "most_used")
+
+
+def _plain(value: Any) -> Any:
+    """Strict JSON has no NaN and no infinity: they are written as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(entry[name]) for name in _NUMBERS}
