@@ -18,7 +18,10 @@ _HOMES = {
     "Recipe": "dsa_hw.trainer",
     "Trainer": "dsa_hw.trainer",
     "allocate": "dsa_hw.front",
+    "compare": "dsa_hw.comparison",
+    "recheck": "dsa_hw.recheck",
     "round_widths": "dsa_hw.rounding",
+    "sweep": "dsa_hw.sweeping",
     "find_groups": "dsa_hw.channels",
     "choose": "dsa_hw.channels",
     "shrink": "dsa_hw.channels",
@@ -47,10 +50,13 @@ __all__ = [
     "allocate",
     "apply_plan",
     "choose",
+    "compare",
     "find_groups",
     "masked",
+    "recheck",
     "round_widths",
     "shrink",
+    "sweep",
 ]
 
 if TYPE_CHECKING:
@@ -60,8 +66,11 @@ if TYPE_CHECKING:
     from dsa_hw.certificate import Certificate
     from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
+    from dsa_hw.comparison import compare
     from dsa_hw.front import allocate
+    from dsa_hw.recheck import recheck
     from dsa_hw.rounding import round_widths
+    from dsa_hw.sweeping import sweep
     from dsa_hw.trainer import Recipe, Trainer
 
 

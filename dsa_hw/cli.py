@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 import dsa_hw
-from dsa_hw.commands import fit, inspect, profile
+from dsa_hw.commands import allocate, compare, export, fit, inspect, profile, setup, sweep, verify
 from dsa_hw.errors import DsaError
 
 __all__ = ["main"]
 
-_COMMANDS = (inspect, profile, fit)
+_COMMANDS = (inspect, profile, fit, allocate, compare, sweep, verify, export, setup)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print(f"dsa-hw {args.command}: interrupted; the same command starts again", file=sys.stderr)
+        print(f"dsa-hw {args.command}: interrupted; the same command continues", file=sys.stderr)
         return 130
 
 

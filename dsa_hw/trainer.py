@@ -192,7 +192,7 @@ class Trainer:
                 bar.update()
                 if self.step % self.epoch_steps == 0 or self.step == self.end:
                     self._epoch(bar)
-                if asked:
+                if self._agreed(asked):
                     self._save()
                     where = (
                         f" in {self.folder}; the same call continues"
@@ -250,6 +250,14 @@ class Trainer:
     @property
     def _first(self) -> bool:
         return not _distributed() or torch.distributed.get_rank() == 0
+
+    def _agreed(self, asked: list[int]) -> bool:
+        """Whether any rank was asked to stop: all stop after the same step, or one would wait for the others forever."""
+        if not _distributed():
+            return bool(asked)
+        flag = torch.tensor([float(bool(asked))], device=device_of(self._network))
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag.item())
 
     @property
     def _plain(self) -> nn.Module:

@@ -152,7 +152,9 @@ class Endless:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to where ``state`` was taken."""
         self.passes, self.position, self._iterator = int(state["passes"]), 0, None
-        if self.passes:
+        if self.passes and int(state["position"]) == _known_length(self.loader):  # at an end: nothing is read again
+            self.position = int(state["position"])
+        elif self.passes:
             self.passes -= 1
             for _ in range(int(state["position"])):
                 next(self)
@@ -271,6 +273,13 @@ def finetune(
     finally:
         model.train(before)
     return pd.DataFrame(rows)
+
+
+def _known_length(loader: Iterable[Any]) -> int | None:
+    try:
+        return length_of(loader)
+    except TrainingError:
+        return None
 
 
 def length_of(loader: Iterable[Any]) -> int:

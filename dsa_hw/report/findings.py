@@ -1,0 +1,162 @@
+"""What a comparison found, and what may be said about it. No sentence here is written before the numbers are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from budgets import CostModel
+
+__all__ = ["COLUMNS", "Difference", "Findings", "percent", "seconds"]
+
+COLUMNS = (
+    "id", "kind", "asked", "method", "matches", "limit", "flops", "params", "predicted", "seconds", "low", "high",
+    "runs", "trusted", "accuracy_before", "accuracy",
+)  # fmt: skip
+_TITLES = {"flops": "FLOPs", "latency": "latency", "params": "parameters", "memory": "memory"}
+# Within this share two measured latencies are called the same.
+_SAME = 0.03
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Accuracy of a network minus that of another, ``points`` in percentage points.
+
+    ``error`` is half of the 95 % interval over test images, paired: both networks saw the same ones. NaN where the
+    single answers are not known.
+    """
+
+    points: float
+    error: float
+
+    @property
+    def verdict(self) -> str:
+        """ "better", "worse", or "cannot tell" where the interval has zero in it (or is not known)."""
+        if math.isnan(self.error) or abs(self.points) <= self.error:
+            return "cannot tell"
+        return "better" if self.points > 0 else "worse"
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """Everything that the page shows.
+
+    ``rows`` has `COLUMNS`, a row per network: ``kind`` is "dense", "flops", "latency", "params" or "memory";
+    ``matches`` names the network whose measured latency this one was brought to; times in seconds, accuracies in
+    [0, 1]. ``widths``: a row per network (index: id), a column per channel group; ``sizes`` (K,) the dense widths.
+    ``histories``: the steps of each allocation. ``correct``: which test images each network got right, (n,) bool.
+    ``about``: model, data, target, command and settings, as text.
+    """
+
+    rows: pd.DataFrame
+    widths: pd.DataFrame
+    sizes: NDArray[np.int64]
+    histories: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    correct: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    profile: pd.DataFrame | None = None
+    cost: CostModel | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def dense(self) -> pd.Series[Any]:
+        """The row of the dense network."""
+        return self.rows[self.rows["kind"] == "dense"].iloc[0]
+
+    def row(self, id: str) -> pd.Series[Any]:
+        """The row of one network."""
+        return self.rows[self.rows["id"] == id].iloc[0]
+
+    def pairs(self) -> list[tuple[pd.Series[Any], pd.Series[Any]]]:
+        """(latency-budget network, the network that was brought to its latency), our own method first."""
+        found = [
+            (self.row(str(r["matches"])), r)
+            for _, r in self.rows.iterrows()
+            if isinstance(r["matches"], str) and r["matches"]
+        ]
+        return sorted(found, key=lambda pair: (pair[0]["method"] != "dsa", pair[1]["method"] != "dsa"))
+
+    def difference(self, a: str, b: str) -> Difference:
+        """Accuracy of network ``a`` minus that of network ``b``."""
+        points = 100 * float(self.row(a)["accuracy"] - self.row(b)["accuracy"])
+        if a not in self.correct or b not in self.correct:
+            return Difference(points, math.nan)
+        each = self.correct[a].astype(float) - self.correct[b].astype(float)
+        return Difference(points, 196 * float(each.std(ddof=1)) / math.sqrt(len(each)))
+
+    def headline(self) -> str:
+        """What came out, in one sentence, whichever way it went."""
+        pairs = self.pairs()
+        if pairs:
+            ours, theirs = pairs[0]
+            return self._equal(ours, theirs)
+        dense = self.dense
+        parts = []
+        for _, row in self.rows[self.rows["kind"] != "dense"].iterrows():
+            if row["method"] == self.methods()[0]:
+                share = row["seconds"] / dense["seconds"]
+                parts.append(f"{_TITLES[row['kind']]} {row['asked']} takes {percent(share)} of the dense latency")
+        return f"A budget of {'; of '.join(parts)}." if parts else "Nothing was pruned."
+
+    def _equal(self, ours: pd.Series[Any], theirs: pd.Series[Any]) -> str:
+        ratio, both = float(theirs["seconds"] / ours["seconds"]), (seconds(ours["seconds"]), seconds(theirs["seconds"]))
+        if abs(ratio - 1) <= _SAME / 3:
+            when = f"At the same measured latency ({both[0]})"
+        elif abs(ratio - 1) <= _SAME:
+            when = f"At nearly the same measured latency ({both[0]} and {both[1]})"
+        else:
+            when = f"At {both[0]} against {both[1]}, the closest that was found"
+        if (self.widths.loc[str(ours["id"])] == self.widths.loc[str(theirs["id"])]).all():
+            return f"{when}, both budgets come to the same widths: here they ask for the same network."
+        d, other = self.difference(str(ours["id"]), str(theirs["id"])), _TITLES[theirs["kind"]]
+        if d.verdict == "cannot tell":
+            sure = "" if math.isnan(d.error) else f" ± {d.error:.1f}"
+            text = (
+                f"latency and {other} budget are equally accurate as far as can be told: {d.points:+.1f}{sure} points"
+            )
+        else:
+            size = f"{abs(d.points):.1f} percentage point{'' if f'{abs(d.points):.1f}' == '1.0' else 's'}"
+            more = "more" if d.verdict == "better" else "less"
+            text = f"the latency budget's network is {size} {more} accurate than the {other} budget's"
+        return f"{when}, {text}."
+
+    def lede(self) -> list[str]:
+        """Two or three sentences under the headline: what each budget really took, and whether it was kept."""
+        dense, found = self.dense, []
+        first = self.methods()[0] if self.methods() else ""
+        chosen = self.rows[
+            (self.rows["method"] == first) & ~self.rows["matches"].map(lambda m: isinstance(m, str) and bool(m))
+        ]
+        for _, row in chosen.drop_duplicates("kind").iterrows():
+            share = float(row["seconds"] / dense["seconds"])
+            name = f"{_TITLES[row['kind']]} budget of {row['asked']}"
+            if row["kind"] == "latency":
+                used = float(row["seconds"] / row["limit"])
+                kept = "was kept" if used <= 1 else f"was missed by {percent(used - 1)}"
+                if row.get("verdict") == "CANNOT TELL":
+                    kept = "cannot be told from its limit"
+                found.append(f"The {name} {kept}: measured {seconds(row['seconds'])}, {percent(share)} of dense.")
+            else:
+                found.append(f"The {name} gave a network that takes {percent(share)} of the dense latency.")
+        return found
+
+    def methods(self) -> list[str]:
+        """Names of the methods that were compared, "dsa" first."""
+        names = [m for m in dict.fromkeys(self.rows["method"]) if m]
+        return sorted(names, key=lambda m: m != "dsa")
+
+
+def seconds(value: float) -> str:
+    """``0.001234`` -> ``"1.23 ms"``; always in milliseconds, so that numbers can be compared at a glance."""
+    return f"{1e3 * float(value):#.3g}".rstrip(".") + " ms"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """``0.4981`` -> ``"49.8 %"``."""
+    return f"{100 * float(share):.{digits}f} %"
