@@ -21,6 +21,7 @@ _HOMES = {
     "MemoryBudget": "budgets.budget",
     "ParamsBudget": "budgets.budget",
     "activation_memory": "budgets.analytic",
+    "estimated_energy": "budgets.energy",
     "fit": "budgets.fitting",
     "flops": "budgets.analytic",
     "load": "budgets.files",
@@ -36,6 +37,7 @@ __all__ = [
     "MemoryBudget",
     "ParamsBudget",
     "activation_memory",
+    "estimated_energy",
     "fit",
     "flops",
     "load",
@@ -46,6 +48,7 @@ __all__ = [
 if TYPE_CHECKING:
     from budgets.analytic import activation_memory, flops, params
     from budgets.budget import Budget, EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
+    from budgets.energy import estimated_energy
     from budgets.features import physics_features
     from budgets.files import load
     from budgets.fitting import fit

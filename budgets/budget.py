@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -185,7 +186,52 @@ class LatencyBudget(MeasuredBudget):
 
 @dataclass(frozen=True)
 class EnergyBudget(MeasuredBudget):
-    """Energy of one inference on a target: ``"40mJ"``, ``"60%"``, ``40 * mJ``."""
+    """Energy of one inference on a target: ``"40mJ"``, ``"60%"``, ``40 * mJ``; gross, idling included.
+
+    Args:
+        amount: see ``Budget``.
+        counter: the energy meter, as ``profilers.counters.Counter.of`` takes it: a function that returns joules, or
+            ``"package.module:function"``; None uses the device's own.
+        model: ``"analytic"`` estimates from counted work instead of measuring; then ``cost(groups)`` is there, as for
+            budgets that are counted.
+        technology: of the estimate: ``"45nm"``, ``"7nm-int8"``, ..., or your own, see ``budgets.energy.technology``.
+    """
+
+    counter: Any = field(default=None, kw_only=True, compare=False)
+    model: str | None = field(default=None, kw_only=True)
+    technology: str | Path | Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     kind: ClassVar[str] = "energy"
     dimension: ClassVar[str] = "energy"
+
+    def __post_init__(self) -> None:
+        """Parse and check."""
+        super().__post_init__()
+        if self.model is None:
+            if self.technology is not None:
+                raise BudgetError("EnergyBudget(technology=...) is for estimates: add model='analytic'")
+            return
+        if self.model != "analytic":
+            raise BudgetError(f"EnergyBudget(model={self.model!r}): only 'analytic' is known; leave it out to measure")
+        if self.target is not None or self.counter is not None or self.profile is not None:
+            raise BudgetError(
+                "EnergyBudget(model='analytic') estimates and measures nothing: leave out target, counter and profile, "
+                "or leave out model"
+            )
+        from budgets.energy import technology
+
+        technology(self._technology)
+        object.__setattr__(self, "kind", "estimated energy")  # in every message and in the certificate
+
+    @property
+    def _technology(self) -> str | Path | Mapping[str, Any]:
+        return "45nm" if self.technology is None else self.technology
+
+    @property
+    def cost(self) -> Callable[[ChannelGroups], Any]:
+        """The estimate as a function of the keep ratios, given channel groups; absent where energy is measured."""
+        if self.model is None:
+            raise AttributeError(f"{self} is measured, not counted: it has no cost of its own")
+        from budgets.energy import estimated_energy
+
+        return lambda groups: estimated_energy(groups, self._technology)

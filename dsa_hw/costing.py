@@ -170,7 +170,19 @@ def _stored(path: Path, groups: ChannelGroups, target: Target, rules: Protocol, 
             f"{path} has no {quantity} profile of this network on {target.title}; it has {'; '.join(held)}. "
             "Profile it, or leave profile out"
         )
-    return here[-1]
+    if len(here) > 1:
+        # The same target in several environments: other versions, or unlike boards of a fleet.
+        from profilers.environment import environment
+
+        now = dict(environment(target))
+        same = [t for t in here if dict(t.attrs["environment"]) == now]
+        if len(same) != 1:
+            raise ProfileError(
+                f"{path} has {len(here)} profiles of this network on {target.title}, in different environments; give "
+                f"one of profilers.load({str(path)!r}).profiles as profile="
+            )
+        here = same
+    return here[0]
 
 
 def _same_target(found: str, target: Target) -> None:

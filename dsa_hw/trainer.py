@@ -252,7 +252,7 @@ class Trainer:
         return not _distributed() or torch.distributed.get_rank() == 0
 
     def _agreed(self, asked: list[int]) -> bool:
-        """Whether any rank was asked to stop: all stop after the same step, or one would wait for the others forever."""
+        """Whether any rank was asked to stop: all stop after the same step, or one would wait for ever."""
         if not _distributed():
             return bool(asked)
         flag = torch.tensor([float(bool(asked))], device=device_of(self._network))

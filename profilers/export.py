@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import threading
 import warnings
 from typing import Any
 
@@ -17,6 +18,7 @@ from dsa_hw.errors import MeasurementError, MissingDependencyError, ModelError
 __all__ = ["at_precision", "export", "generic"]
 
 _LARGEST = 2**31 - 1  # bytes of one protobuf message
+_ONE = threading.Lock()  # the exporter, and the silence around it, are of the whole process
 
 
 def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -59,7 +61,7 @@ def export(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
         )
     was = {module: module.training for module in model.modules()}
     try:
-        with _silence():
+        with _ONE, _silence():
             program = torch.onnx.export(model.eval(), inputs, dynamo=True, verbose=False, external_data=False)
     except Exception as error:  # the exporter raises whatever its passes raise
         reason = " ".join(str(error).split())[:300]

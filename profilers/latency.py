@@ -54,13 +54,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every option of the command."""
+def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> None:
+    """Every option of the command; ``python -m profilers.energy`` is the same one with a counter."""
     add = parser.add_argument
+    parser.set_defaults(quantity=quantity, counter=None, fleet=None)
+    if quantity == "energy":
+        add("--counter", help="your own meter: package.module:function that returns joules (the device's own counter)")
     add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (%(default)s)")
     add("--input", help="input shape, for example 1x3x224x224 (the model's own)")
     add("--batch", type=_positive, help="batch size (that of the input shape)")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 or mps (%(default)s)")
+    add("--device", default="cpu", help="cpu, cuda, cuda:1, mps or table:PATH.csv (%(default)s)")
+    if quantity == "latency":
+        add("--fleet", help="measure on the boards behind this Dask scheduler, for example tls://scheduler:8786")
     add("--runtime", default="auto", help="auto, torch, compile, onnxruntime, openvino or tensorrt (%(default)s)")
     add("--precision", default="fp32", choices=("fp32", "fp16"))
     add("--threads", type=_positive, default=1, help="CPU threads of one run (%(default)s)")
@@ -155,6 +160,8 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
 
     if options.holdout < 0:
         raise ProfileError(f"--holdout {options.holdout}: give 0 or more")
+    if options.fleet:
+        return _profile_fleet(options)
     _check_target(options)
     model, inputs = _network(options)
     bar = _Bar(options.json)
@@ -176,12 +183,51 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
                 seed=options.seed,
                 name=options.model,
                 listener=bar,
+                quantity=options.quantity,
+                counter=options.counter,
             )
     finally:
         bar.close()
     if options.plot:
         _plot(dict(table.attrs), options)
     return {"json": _as_json(table, options), "text": _summary(table, options)}
+
+
+def _profile_fleet(options: argparse.Namespace) -> dict[str, Any]:
+    """One report for each kind of board."""
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from profilers.fleet import profile_fleet
+
+    if options.plot:
+        raise ProfileError("--plot shows one device; leave it out with --fleet")
+    model, inputs = _network(options)
+    bar = _Bar(options.json)
+    try:
+        with logging_redirect_tqdm():
+            tables = profile_fleet(
+                model,
+                inputs,
+                options.fleet,
+                f"{options.runtime}/{options.device}",
+                samples=options.samples,
+                holdout=options.holdout,
+                grid=options.grid,
+                out=options.out,
+                time_limit=options.time_limit,
+                precision=options.precision,
+                threads=options.threads,
+                protocol=_rules(options),
+                reset_reference=options.reset_reference,
+                seed=options.seed,
+                name=options.model,
+                listener=bar,
+            )
+    finally:
+        bar.close()
+    kinds = [{"kind": kind, **_as_json(table, options)} for kind, table in tables.items()]
+    texts = [f"kind: {kind}\n{_summary(table, options)}" for kind, table in tables.items()]
+    return {"json": {"kinds": kinds, "out": str(options.out)}, "text": "\n\n".join(texts)}
 
 
 def _rules(options: argparse.Namespace) -> Any:
@@ -191,10 +237,14 @@ def _rules(options: argparse.Namespace) -> Any:
 
 
 def _check_target(options: argparse.Namespace) -> None:
-    """Before the model is loaded: a missing runtime or device should cost no waiting."""
+    """Before the model is loaded: a missing runtime, device or counter should cost no waiting."""
     from profilers.targets import resolve
 
     resolve(f"{options.runtime}/{options.device}", precision=options.precision, threads=options.threads)
+    if options.quantity == "energy":
+        from profilers.counters import Counter, find
+
+        Counter.of(options.counter) if options.counter else find(options.device)
 
 
 def _plot(attrs: dict[Any, Any], options: argparse.Namespace) -> None:
@@ -218,7 +268,8 @@ def _next(options: argparse.Namespace) -> str:
 def _as_json(table: Any, options: argparse.Namespace) -> dict[str, Any]:
     attrs = table.attrs
     return {
-        **{key: attrs[key] for key in ("target", "network", "statistic", "unit", "grid", "grid_evidence", "noise")},
+        **{key: attrs[key] for key in ("target", "network", "statistic", "quantity", "unit", "grid", "grid_evidence")},
+        **{key: attrs[key] for key in ("noise", "estimated")},
         **{key: attrs[key] for key in ("rejected", "untrusted", "breakdown", "prepared", "agreement", "environment")},
         "configurations": table.to_dict("records"),
         "out": str(options.out),
@@ -231,21 +282,23 @@ def _summary(table: Any, options: argparse.Namespace) -> str:
     dense = table[table["split"] == "dense"]
     rows = [("network", f"{attrs['network']}, {len(attrs['names'])} channel groups")]
     rows.append(("target", attrs["target"]))
+    column, unit = ("joules", "mJ") if attrs["quantity"] == "energy" else ("seconds", "ms")
+    if attrs["estimated"]:
+        rows.append(("estimated", f"not measured: {attrs['estimated']}"))
     if len(dense):
         d = dense.iloc[0]
-        rows.append(
-            (
-                "dense",
-                f"{1e3 * d['seconds']:.4g} ms [{1e3 * d['low']:.4g}, {1e3 * d['high']:.4g}] ({attrs['statistic']})",
-            )
+        interval = (
+            "" if attrs["estimated"] else f" [{1e3 * d['low']:.4g}, {1e3 * d['high']:.4g}] ({attrs['statistic']})"
         )
-    rows.append(("range", f"{1e3 * table['seconds'].min():.4g} to {1e3 * table['seconds'].max():.4g} ms"))
+        net = f", net of idling {1e3 * d['net']:.4g} {unit} at {d['watts']:.4g} W" if column == "joules" else ""
+        rows.append(("dense", f"{1e3 * d[column]:.4g} {unit}{interval}{net}"))
+    rows.append(("range", f"{1e3 * table[column].min():.4g} to {1e3 * table[column].max():.4g} {unit}"))
     counts = table["split"].value_counts()
     rows.append(("configurations", ", ".join(f"{n} {split}" for split, n in counts.items())))
     rows.append(("grid", _grid_line(attrs)))
-    rows.append(
-        ("noise", f"spread {100 * attrs['noise']:.1f} % (median), {100 * attrs['rejected']:.0f} % of the runs rejected")
-    )
+    if not attrs["estimated"]:
+        noise = f"spread {100 * attrs['noise']:.1f} % (median), {100 * attrs['rejected']:.0f} % of the runs rejected"
+        rows.append(("noise", noise))
     if attrs["untrusted"]:
         rows.append(("left out", f"{attrs['untrusted']} configurations that cannot be trusted yet"))
     rows.append(
@@ -274,6 +327,8 @@ def _grid_line(attrs: dict[str, Any]) -> str:
 def _self_check(options: argparse.Namespace) -> dict[str, Any]:
     from profilers import self_check
 
+    if options.fleet:
+        raise ProfileError("--self-check is for one device; run it on a board, without --fleet")
     _check_target(options)
     model, inputs = _network(options)
     bar = _Bar(options.json)
@@ -288,14 +343,17 @@ def _self_check(options: argparse.Namespace) -> dict[str, Any]:
             protocol=_rules(options),
             seed=options.seed,
             listener=bar,
+            quantity=options.quantity,
+            counter=options.counter,
         )
     finally:
         bar.close()
     attrs = table.attrs
+    unit = "mJ" if options.quantity == "energy" else "ms"
     shown = table[["first", "second"]] * 1e3
     lines = [
         f"self-check on {attrs['target']}: {len(table)} configurations, each measured twice",
-        "  first ms  second ms  difference",
+        f"  first {unit}  second {unit}  difference",
     ]
     for (_, row), difference in zip(shown.iterrows(), table["difference"], strict=True):
         lines.append(f"  {row['first']:8.4g}  {row['second']:9.4g}  {100 * difference:+9.2f} %")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ class Protocol:
     ``precision``: stop when the 95 % interval of the statistic is within this share of it. ``worst``: refuse a
     measurement whose interval, or whose undetected inflation, is larger. ``tolerance``: a control reading (the mean
     of a few milliseconds) within this share of the reference counts as undisturbed. ``waiting``: a visit that stood
-    without a processor for more than this share of its time is rejected.
+    without a processor for more than this share of its time is rejected. ``least_windows`` stands for ``least_runs``
+    and ``least_visits`` where energy is measured: a window is many runs already.
     """
 
     statistic: str = "quiet"
@@ -35,6 +37,7 @@ class Protocol:
     waiting: float = 0.005
     least_runs: int = 12
     least_visits: int = 6
+    least_windows: int = 4
     visit: float = 0.010
     warm_in: float = 0.005
 
@@ -52,13 +55,17 @@ class Protocol:
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Raw runs, arrays of shape (n,): seconds, the visit each belongs to, the control before and after that visit
-    (seconds), and the share of the visit spent waiting for a processor (NaN where the system does not say)."""
+    (seconds), and the share of the visit spent waiting for a processor (NaN where the system does not say).
+
+    Where energy is measured, ``seconds``, ``before`` and ``after`` are joules. ``extra`` has further arrays by name.
+    """
 
     seconds: Floats
     visit: NDArray[np.int64]
     before: Floats
     after: Floats
     wait: Floats
+    extra: Mapping[str, Floats] = field(default_factory=dict)
 
     @staticmethod
     def empty() -> Samples:
@@ -87,6 +94,10 @@ class Samples:
             np.concatenate([p.before for p in parts]),
             np.concatenate([p.after for p in parts]),
             np.concatenate([p.wait for p in parts]),
+            {
+                name: np.concatenate([p.extra.get(name, np.full(len(p), np.nan)) for p in parts])
+                for name in dict.fromkeys(key for p in parts for key in p.extra)
+            },
         )
 
     def __len__(self) -> int:
@@ -106,6 +117,7 @@ class Measurement:
 
     ``seconds`` is the statistic of ``protocol`` over the accepted runs, ``[low, high]`` its 95 % interval. ``hidden``
     is the inflation that the control cannot see (see `profilers.timing.inflation`). The repr is the report.
+    A time that the target computed (``estimated`` says who) is one exact run, and trusted as that.
     """
 
     what: str
@@ -116,8 +128,25 @@ class Measurement:
     environment: Mapping[str, str] = field(default_factory=dict)
     hidden: float = 0.0
 
+    #: what is measured, its column in a profile table, its base unit, and further columns
+    quantity: ClassVar[str] = "latency"
+    column: ClassVar[str] = "seconds"
+    unit: ClassVar[str] = "s"
+    further_columns: ClassVar[tuple[str, ...]] = ()
+
+    def further(self) -> dict[str, float]:
+        """Values of ``further_columns``."""
+        return {}
+
+    @property
+    def estimated(self) -> str | None:
+        """Whose word the number is, where the target computed it; None for what was measured."""
+        return self.environment.get("estimated")
+
     @cached_property
     def _accepted(self) -> NDArray[np.bool_]:
+        if self.estimated:
+            return np.ones(len(self.samples), np.bool_)
         return self.samples.accepted(self.reference, self.protocol)
 
     @cached_property
@@ -126,11 +155,18 @@ class Measurement:
 
     @cached_property
     def _interval(self) -> tuple[float, float]:
+        if self.estimated and self.runs:
+            return self.value, self.value
         return statistics.interval(*self._runs, self.protocol.order)
 
     @property
     def seconds(self) -> float:
         """The statistic, in seconds."""
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """The statistic in the base unit of what is measured: seconds, or joules."""
         return self.quantile(self.protocol.order)
 
     @property
@@ -187,7 +223,7 @@ class Measurement:
     @property
     def halfwidth(self) -> float:
         """Half of the 95 % interval over the statistic."""
-        return (self.high - self.low) / 2 / self.seconds if self.runs else float("inf")
+        return (self.high - self.low) / 2 / self.value if self.runs else float("inf")
 
     def quantile(self, q: float) -> float:
         """The ``q`` quantile of the accepted runs, in seconds; NaN without any."""
@@ -195,13 +231,22 @@ class Measurement:
 
     def interval(self, q: float) -> tuple[float, float]:
         """95 % interval of the ``q`` quantile of the accepted runs, in seconds."""
+        if self.estimated and self.runs:
+            return self._interval
         return statistics.interval(*self._runs, q)
 
     @property
     def finished(self) -> bool:
         """Whether the stopping rule is met: enough runs and visits, and an interval that is narrow enough."""
-        rule = self.protocol
-        return self.runs >= rule.least_runs and self.visits >= rule.least_visits and self.halfwidth <= rule.precision
+        if self.estimated:
+            return self.runs > 0
+        least_runs, least_visits = self._least
+        return self.runs >= least_runs and self.visits >= least_visits and self.halfwidth <= self.protocol.precision
+
+    @property
+    def _least(self) -> tuple[int, int]:
+        """Runs and visits that are needed."""
+        return self.protocol.least_runs, self.protocol.least_visits
 
     @property
     def trusted(self) -> bool:
@@ -211,11 +256,14 @@ class Measurement:
     @property
     def doubt(self) -> str | None:
         """Why the number may not be used; None where it may."""
+        if self.estimated:
+            return None if self.runs else "the target has not computed it yet"
         rule = self.protocol
-        if self.runs < rule.least_runs or self.visits < rule.least_visits:
+        least_runs, least_visits = self._least
+        if self.runs < least_runs or self.visits < least_visits:
             text = (
                 f"{self.runs} of {len(self.samples)} runs could be accepted, in {self.visits} visits "
-                f"(needed: {rule.least_runs} in {rule.least_visits})"
+                f"(needed: {least_runs} in {least_visits})"
             )
             return f"{text}; {self._disturbance()}" if self.rejected > 0.2 else text
         if self.halfwidth > rule.worst:
@@ -253,6 +301,8 @@ class Measurement:
 
     def __repr__(self) -> str:
         unit, scale = ("s", 1.0) if self.seconds >= 1 else ("ms", 1e3)
+        if self.estimated:
+            return f"{self.what} on {self.target}: {scale * self.seconds:.4g} {unit} ({self.estimated})"
         lines = [
             f"{self.what} on {self.target}: {scale * self.seconds:.4g} {unit} "
             f"[{scale * self.low:.4g}, {scale * self.high:.4g}] ({self.protocol.statistic}, 95 % interval)",

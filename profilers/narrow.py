@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import nn
 from dsa_hw.errors import ProfileError
 
 from .export import export
+from .workers.narrow import reshaped
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
@@ -480,22 +480,6 @@ def _transpose(walk: _Walk, node: Any) -> None:
     rank = len(walk.shape(node.input[0]))
     order = list(_attribute(node, "perm", range(rank - 1, -1, -1)))
     walk.set(node.output[0], {order.index(axis): line for axis, line in walk.of(node.input[0]).items()})
-
-
-def reshaped(axes: Axes, old: tuple[int, ...], new: tuple[int, ...]) -> Axes | None:
-    """Narrowed axes after reshaping ``old`` to ``new``; None where what survives is no longer a box.
-
-    The surviving elements are marked in an array of the old shape; reshaped, each new axis keeps the indices with any
-    survivor, and the survivors are a box exactly if they are as many as the product of the kept lengths.
-    """
-    marks = np.ones((1,) * len(old), bool)
-    for axis, line in axes.items():
-        marks = marks & line.reshape([-1 if i == axis else 1 for i in range(len(old))])
-    marks = np.broadcast_to(marks, old).reshape(new)
-    lines = [np.atleast_1d(marks.any(axis=tuple(j for j in range(len(new)) if j != i))) for i in range(len(new))]
-    if prod(int(line.sum()) for line in lines) != int(marks.sum()):
-        return None
-    return dict(enumerate(lines))
 
 
 @_rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,12 +59,18 @@ class Maker:
         self.target = target
         cpu = tuple(x.cpu() for x in inputs)
         self.model, self.inputs = at_precision(generic(model).cpu(), cpu, target.precision)
-        self._template: Template | None = None
-        self.how = "shrunk"
         if target.artefact == "onnx":
-            self._template = Template(self.model, groups, self.inputs)
-            self.how = "narrowed"
+            self._template: Any = Template(self.model, groups, self.inputs)
+        else:
+            self._template = target.template(self.model, groups, self.inputs)
+        self.how = "shrunk" if self._template is None else "narrowed"
         self.size = sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
+
+    def towards(self, target: Target) -> Maker:
+        """The same for another target that takes the same artefacts; nothing is exported again."""
+        other = copy.copy(self)
+        other.target = target
+        return other
 
     def kept(self, widths: Sequence[int]) -> list[NDArray[np.int64]]:
         """The units that a configuration keeps: which ones does not change its time, so the first ones."""

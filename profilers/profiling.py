@@ -33,7 +33,7 @@ from .timing import Bench
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
-__all__ = ["Event", "measure", "profile", "self_check"]
+__all__ = ["Event", "bench_for", "measure", "profile", "self_check"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,12 +84,18 @@ def measure(
     protocol: Protocol | None = None,
     references: ReferenceFile | None = None,
     seed: int = 0,
+    quantity: str = "latency",
+    counter: Any = None,
 ) -> Measurement:
-    """Measure one network; raises `MeasurementError` where it cannot be trusted within ``time_limit`` seconds."""
+    """Measure one network; raises `MeasurementError` where it cannot be trusted within ``time_limit`` seconds.
+
+    ``quantity`` is "latency" or "energy" (joules, an `EnergyMeasurement`); ``counter`` is the energy meter, see
+    `profilers.counters.Counter.of`; None finds the device's own.
+    """
     found = resolve(target, precision=precision, threads=threads)
     rules = protocol or Protocol(statistic=statistic)
     loaded = load_module(model, as_inputs(example_inputs), found)
-    bench = Bench(found, protocol=rules, references=references, seed=seed)
+    bench = bench_for(quantity, found, counter=counter, protocol=rules, references=references, seed=seed)
     what = name or type(model).__name__
     result = bench.measure({what: loaded}, limit=time_limit)[what]
     if not result.trusted:
@@ -117,6 +123,8 @@ def profile(
     name: str | None = None,
     groups: ChannelGroups | None = None,
     listener: Listener | None = None,
+    quantity: str = "latency",
+    counter: Any = None,
 ) -> pd.DataFrame:
     """What sampled configurations of ``model`` really take on ``target``: the profile table.
 
@@ -124,7 +132,8 @@ def profile(
     ("dense", "train", "holdout") and ``runs``; ``attrs`` has target, environment, grid with evidence, noise and
     where the time went. ``samples`` counts the dense network and the corners. ``out`` is a store that is continued
     if it exists. Raises `MeasurementError` where fewer than nine in ten configurations can be trusted; what was
-    measured stays in the store.
+    measured stays in the store. With ``quantity="energy"`` the column is ``joules`` of one inference, read from
+    ``counter`` (see `profilers.counters.Counter.of`; None finds the device's own).
     """
     if samples < 2 or holdout < 0:
         raise ProfileError(f"{samples} samples and {holdout} hold-out asked for; use at least 2 and 0")
@@ -148,6 +157,8 @@ def profile(
             deadline=time.monotonic() + time_limit,
             limit=time_limit,
             listener=listener or (lambda event: None),
+            quantity=quantity,
+            counter=counter,
         )
         return job.run(samples, holdout, grid)
 
@@ -167,10 +178,13 @@ def self_check(
     seed: int = 0,
     groups: ChannelGroups | None = None,
     listener: Listener | None = None,
+    quantity: str = "latency",
+    counter: Any = None,
 ) -> pd.DataFrame:
     """Measure the same configurations twice, independently: new sessions, new order, nothing shared but the reference.
 
-    A row per configuration: widths, ``first`` and ``second`` (seconds), ``difference`` (second over first, minus 1).
+    A row per configuration: widths, ``first`` and ``second`` (seconds, or joules where ``quantity`` is "energy"),
+    ``difference`` (second over first, minus 1).
     ``attrs`` has the median and the largest absolute difference. Raises `MeasurementError` where either time cannot
     be trusted.
     """
@@ -187,7 +201,7 @@ def self_check(
     results: list[dict[str, Measurement]] = []
     rules = protocol or Protocol(statistic=statistic)
     for turn in range(2):
-        bench = Bench(found, protocol=rules, references=references, seed=seed + turn)
+        bench = bench_for(quantity, found, counter=counter, protocol=rules, references=references, seed=seed + turn)
         networks = {f"configuration {i}": maker.load(row.tolist()) for i, row in enumerate(rows)}
 
         def show(what: str, _: Samples, so_far: Measurement, turn: int = turn) -> None:
@@ -199,12 +213,23 @@ def self_check(
             raise bench.explain(doubtful, time_limit / 2)
         results.append(measured)
     table = pd.DataFrame(rows, columns=list(groups.names))
-    table["first"] = [m.seconds for m in results[0].values()]
-    table["second"] = [m.seconds for m in results[1].values()]
+    table["first"] = [m.value for m in results[0].values()]
+    table["second"] = [m.value for m in results[1].values()]
     table["difference"] = table["second"] / table["first"] - 1
     sizes = table["difference"].abs()
     table.attrs = {"target": found.title, "median": float(sizes.median()), "largest": float(sizes.max())}
     return table
+
+
+def bench_for(quantity: str, target: Target, *, counter: Any = None, **options: Any) -> Bench:
+    """The bench that measures ``quantity``; ``options`` as for `Bench`."""
+    if quantity == "latency":
+        return target.bench(**options)
+    if quantity != "energy":
+        raise ProfileError(f"quantity {quantity!r} is not known; choose latency or energy")
+    from .metering import EnergyBench
+
+    return EnergyBench(target, counter, **options)
 
 
 class _Job:
@@ -226,6 +251,9 @@ class _Job:
         deadline: float,
         limit: float,
         listener: Listener,
+        quantity: str,
+        counter: Any,
+        maker: Maker | None = None,
     ) -> None:
         from dsa_hw.channels import find_groups
 
@@ -238,18 +266,23 @@ class _Job:
             self.groups = groups or find_groups(model, inputs)
         self.notify(Event("exporting once" if target.artefact == "onnx" else "preparing"))
         with self.clock.stage("export"):
-            self.maker = Maker(model, self.groups, inputs, target)
+            self.maker = maker or Maker(model, self.groups, inputs, target)
         self.notify(Event("calibrating the control workload"))
         with self.clock.stage("calibration"):
             references = references or ReferenceFile()
-            self.bench = Bench(target, protocol=protocol, references=references, seed=seed)
+            self.bench = bench_for(
+                quantity, target, counter=counter, protocol=protocol, references=references, seed=seed
+            )
+            # Widths that a target likes are those its kernels like: found by time, which is read in a second.
+            self.timer = self.bench if quantity == "latency" else Bench(target, references=references, seed=seed)
             if reset_reference:
                 references.reset(self.bench.key)
                 store.forget_reference(self.bench.key)
             self.bench.calibrate()
         self.environment = self.bench.key
         self.network = self._register()
-        self.session = store.add_session(self.environment, f"profile {shlex.quote(name)}", environments.load())
+        load = environments.load() if target.elsewhere is None else target.elsewhere.state()
+        self.session = store.add_session(self.environment, f"profile {shlex.quote(name)}", load)
         self._unsaved: list[tuple[str, Samples]] = []
         self._saved = time.monotonic()
 
@@ -287,7 +320,12 @@ class _Job:
         network = identity(about)
         self.store.add_environment(self.environment, self.bench.environment)
         self.store.add_network(network, self.name, about)
-        others = self.store.environments_of(network, self.target.title)
+        quantity = self.bench.environment.get("quantity")
+        others = {
+            id: about
+            for id, about in self.store.environments_of(network, self.target.title).items()
+            if about.get("quantity") == quantity
+        }
         if others and self.environment not in others:
             changed = environments.differences(list(others.values())[-1], self.bench.environment)
             _log.warning(
@@ -302,6 +340,8 @@ class _Job:
         return max(self.deadline - time.monotonic(), 0.0)
 
     def _grid(self, wanted: str | int) -> dict[str, int]:
+        if wanted == "auto":
+            wanted = self.target.known_grid() or wanted
         if wanted != "auto":
             try:
                 found = grids.fixed_grid(self.groups, int(wanted))
@@ -322,7 +362,7 @@ class _Job:
                 self.notify(Event("finding the grid", what, accepted=1 - so_far.rejected))
 
             found, evidence = grids.find_grid(
-                self.bench, self.groups, swept, batch=batch, few=few, limit=max(self._left() / 4, 10), on_visit=show
+                self.timer, self.groups, swept, batch=batch, few=few, limit=max(self._left() / 4, 10), on_visit=show
             )
         self.store.set_grid(self.network, self.environment, found, [asdict(e) for e in evidence])
         return found
@@ -357,7 +397,7 @@ class _Job:
             return present
         pool = spread(space, 256, self.seed + 2, {c.widths for c in present})
         known = np.asarray([c.widths for c in usable], np.int64)
-        seconds = np.asarray([found[c.id].seconds for c in usable])
+        seconds = np.asarray([found[c.id].value for c in usable])
         rows = adaptive(space, missing, known, seconds, self._physics(known), pool, self._physics(pool))
         self.store.add_design(self.network, self.environment, rows.tolist(), "train")
         return self.store.design(self.network, self.environment)
@@ -404,7 +444,8 @@ class _Job:
         progress: tuple[float, float],
     ) -> None:
         short = {c.id: _short(c) for c in part}
-        least = self.protocol.least_runs
+        energy = "quantity" in self.bench.environment
+        least = self.protocol.least_windows if energy else self.protocol.least_runs
         ready = dict.fromkeys(short, 0.0)  # share of the runs that a configuration needs at least
         tally = {"runs": 0, "accepted": 0}
 

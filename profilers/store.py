@@ -2,7 +2,8 @@
 
 Rows are found by the hash of what they are about (target, environment, network, configuration), so the same thing
 asked twice is the same row. Runs are raw and never changed; statistics and acceptance are derived when read, by the
-lowest reference known, so a better reference found later corrects old judgements too.
+lowest reference known, so a better reference found later corrects old judgements too. In an environment whose
+``quantity`` is energy, the columns seconds, control_before and control_after hold joules.
 
 Write-ahead logging: a process killed at any moment loses at most the transaction it was in; readers and a second
 writer do not block each other for long. Nothing in the file is ever unpickled or executed.
@@ -49,7 +50,8 @@ CREATE TABLE sessions (
 CREATE TABLE samples (
   id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions,
   configuration TEXT NOT NULL REFERENCES configurations,
-  visit INTEGER NOT NULL, seconds REAL NOT NULL, control_before REAL NOT NULL, control_after REAL NOT NULL, wait REAL);
+  visit INTEGER NOT NULL, seconds REAL NOT NULL, control_before REAL NOT NULL, control_after REAL NOT NULL, wait REAL,
+  extra TEXT);
 CREATE INDEX samples_by_configuration ON samples (configuration, session);
 CREATE TABLE reference (
   environment TEXT PRIMARY KEY REFERENCES environments, seconds REAL NOT NULL, hidden REAL NOT NULL);
@@ -107,6 +109,8 @@ class Store:
                     f"{self.path} has version {version} of the profile store, this program reads {_VERSION}; "
                     "choose another --out, or use the program that wrote it"
                 )
+            elif "extra" not in {row[1] for row in connection.execute("PRAGMA table_info(samples)")}:
+                connection.execute("ALTER TABLE samples ADD COLUMN extra TEXT")  # written before there was energy
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -235,21 +239,23 @@ class Store:
     def add_samples(self, session: int, samples: Sequence[tuple[str, Samples]]) -> None:
         """Append raw runs, (configuration, runs) each, in one transaction."""
         rows = [
-            (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w))
+            (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w), extra)
             for configuration, part in samples
-            for s, v, b, a, w in zip(part.seconds, part.visit, part.before, part.after, part.wait, strict=True)
+            for s, v, b, a, w, extra in zip(
+                part.seconds, part.visit, part.before, part.after, part.wait, _extras(part), strict=True
+            )
         ]
         with self._transaction() as connection:
             connection.executemany(
-                "INSERT INTO samples (session, configuration, visit, seconds, control_before, control_after, wait) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO samples (session, configuration, visit, seconds, control_before, control_after, wait, "
+                "extra) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 rows,
             )
 
     def samples(self, environment: str, network: str) -> dict[str, Samples]:
         """All raw runs of a network in an environment, by configuration."""
         rows = self._rows(
-            "SELECT s.configuration, s.session, s.visit, s.seconds, s.control_before, s.control_after, s.wait "
+            "SELECT s.configuration, s.session, s.visit, s.seconds, s.control_before, s.control_after, s.wait, s.extra "
             "FROM samples s JOIN sessions e ON e.id = s.session JOIN configurations c ON c.id = s.configuration "
             "WHERE e.environment = ? AND c.network = ? ORDER BY s.id",
             (environment, network),
@@ -342,9 +348,24 @@ class Store:
 
 
 def _samples(runs: Sequence[tuple[Any, ...]]) -> Samples:
-    visit, seconds, before, after, wait = zip(*runs, strict=True)
+    visit, seconds, before, after, wait, texts = zip(*runs, strict=True)
     waits = np.asarray([np.nan if w is None else w for w in wait], np.float64)
-    return Samples(np.asarray(seconds), np.asarray(visit, np.int64), np.asarray(before), np.asarray(after), waits)
+    notes = [json.loads(text) if text else {} for text in texts]
+    extra = {
+        name: np.asarray([note.get(name, np.nan) for note in notes], np.float64)
+        for name in dict.fromkeys(key for note in notes for key in note)
+    }
+    return Samples(
+        np.asarray(seconds), np.asarray(visit, np.int64), np.asarray(before), np.asarray(after), waits, extra
+    )
+
+
+def _extras(part: Samples) -> list[str | None]:
+    """What else is known of each run, as JSON; None where that is nothing."""
+    if not part.extra:
+        return [None] * len(part)
+    rows = [{name: float(v[i]) for name, v in part.extra.items() if np.isfinite(v[i])} for i in range(len(part))]
+    return [json.dumps(row) for row in rows]
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from dsa_hw.errors import StoreError
 from .measurement import Measurement, Protocol
 from .store import Store
 
-__all__ = ["Tables", "load", "measurements", "profile_table"]
+__all__ = ["Tables", "kind_of", "load", "measurements", "profile_table"]
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
     """All tables of one store.
 
-    ``profile`` is the one measured last: a row per configuration (a width per group, ``seconds``, ``low``, ``high``,
-    ``split``, ``runs``), with target, environment, grid and sizes in ``profile.attrs``. ``profiles`` has all of them
-    by (network, target, environment). ``samples`` are the raw runs.
+    ``profile`` is the one measured last: a row per configuration (a width per group, ``seconds`` or ``joules``,
+    ``low``, ``high``, ``split``, ``runs``), with target, environment, grid and sizes in ``profile.attrs``. ``profiles``
+    has all of them by (network, target, environment). ``samples`` are the raw runs.
     """
 
     profile: pd.DataFrame
@@ -59,17 +60,29 @@ def measurements(store: Store, network: str, environment: str, protocol: Protoco
     description = store.environment(environment)
     reference, hidden = store.reference(environment)
     samples = store.samples(environment, network)
+    kind = kind_of(description)
     return {
-        c.id: Measurement(c.id[:12], description["target"], samples[c.id], reference, protocol, description, hidden)
+        c.id: kind(c.id[:12], description["target"], samples[c.id], reference, protocol, description, hidden)
         for c in store.design(network, environment)
         if c.id in samples
     }
+
+
+def kind_of(environment: Mapping[str, str]) -> type[Measurement]:
+    """What the measurements of an environment are: of time, or of energy."""
+    if environment.get("quantity") == "energy":
+        from .metering import EnergyMeasurement
+
+        return EnergyMeasurement
+    return Measurement
 
 
 def profile_table(store: Store, network: str, environment: str, protocol: Protocol) -> pd.DataFrame:
     """The profile table of a network in an environment: trusted configurations only; ``attrs`` says what and where."""
     name, about = store.network(network)
     description = store.environment(environment)
+    kind = kind_of(description)
+    quantity, column, unit = kind.quantity, kind.column, kind.unit
     found = measurements(store, network, environment, protocol)
     rows: list[dict[str, Any]] = []
     for configuration in store.design(network, environment):
@@ -79,14 +92,16 @@ def profile_table(store: Store, network: str, environment: str, protocol: Protoc
         rows.append(
             {
                 **dict(zip(about["names"], configuration.widths, strict=True)),
-                "seconds": measurement.seconds,
+                column: measurement.value,
                 "low": measurement.low,
                 "high": measurement.high,
                 "split": configuration.split,
                 "runs": measurement.runs,
+                **measurement.further(),
             }
         )
-    table = pd.DataFrame(rows, columns=[*about["names"], "seconds", "low", "high", "split", "runs"])
+    columns = [*about["names"], column, "low", "high", "split", "runs", *kind.further_columns]
+    table = pd.DataFrame(rows, columns=columns)
     grid, evidence = store.grid(network, environment) or ({}, [])
     total = sum(len(m.samples) for m in found.values())
     table.attrs = {
@@ -96,14 +111,15 @@ def profile_table(store: Store, network: str, environment: str, protocol: Protoc
         "names": about["names"],
         "environment": description,
         "grid": grid,
-        "quantity": "latency",
-        "unit": "s",
+        "quantity": quantity,
+        "unit": unit,
         "network": name,
         "inputs": about["inputs"],
         "statistic": protocol.statistic,
         "grid_evidence": evidence,
         "noise": float(pd.Series([m.spread for m in found.values() if m.trusted], dtype=float).median()),
         "rejected": 1 - sum(m.runs for m in found.values()) / total if total else 0.0,
+        "estimated": description.get("estimated"),
         "untrusted": sum(not m.trusted for m in found.values()),
     }
     return table

@@ -128,6 +128,7 @@ class Bench:
     """A target with its control workload, reference and rules: where networks are measured.
 
     ``clock`` and ``waited`` are the host's monotonic clock and its account of processor waits; tests replace them.
+    A target that computes its times (``target.estimated``) needs no control: each network is asked once.
     """
 
     def __init__(
@@ -152,10 +153,10 @@ class Bench:
         # A GPU times itself; the host thread's waits say nothing about it.
         on_host = target.device == "cpu"
         self._waited = waited or (lambda: environments.waited(target.threads > 1) if on_host else None)
-        if control is None:
+        if control is None and target.estimated is None:
             chain = control_chain(target)
             control = target.load(artefact_of(chain, target), (input_of(chain, precision=target.precision),))
-        self._control = control
+        self._control = control or Loaded.exact(1.0)
         self._block = 2  # control runs in a reading; set by the first warm-up
         self._scans: list[Scan] = []
         self._expected: weakref.WeakKeyDictionary[Loaded, float] = weakref.WeakKeyDictionary()
@@ -172,6 +173,9 @@ class Bench:
 
     def calibrate(self, seconds: float = 0.5) -> Reference:
         """Warm the control up until it is stable, scan it, and compare with the stored reference."""
+        if self.target.estimated is not None:
+            self._reference = Reference(0.0, time.strftime("%Y-%m-%d"))  # nothing to compare with
+            return self._reference
         with self.target.active():
             expected = self._warm_up(self._control)
             self._block = min(max(math.ceil(_READING / expected), 2), _MOST_RUNS)
@@ -180,11 +184,15 @@ class Bench:
 
     def scan(self, seconds: float) -> Scan:
         """Run the control alone for ``seconds`` and keep the record of every run."""
-        begin = self._clock()
-        rows: list[tuple[float, float, float]] = []
-        while (now := self._clock()) - begin < seconds or len(rows) < 10 * self._block:
-            rows.append((now - begin, self._waited() or 0.0, float(self._control.run(1)[0])))
-        start, waits, durations = (np.asarray(column) for column in zip(*rows, strict=True))
+        least = 10 * self._block
+        if self.target.elsewhere is not None:
+            start, waits, durations = self.target.elsewhere.scan(self._control, seconds, least).T
+        else:
+            begin = self._clock()
+            rows: list[tuple[float, float, float]] = []
+            while (now := self._clock()) - begin < seconds or len(rows) < least:
+                rows.append((now - begin, self._waited() or 0.0, float(self._control.run(1)[0])))
+            start, waits, durations = (np.asarray(column) for column in zip(*rows, strict=True))
         scan = Scan(start, durations, waits)
         self._scans.append(scan)
         # The 5 % quantile of many readings: in a quiet moment of a busy machine, but no single lucky run.
@@ -194,6 +202,8 @@ class Bench:
 
     def warm_up(self, loaded: Loaded, limit: float = 2.0) -> float:
         """Run until stable (allocators, autotuning, page faults); seconds that one run is expected to take."""
+        if self.target.estimated is not None:
+            return float(loaded.run(1)[0])
         with self.target.active():
             expected = self._warm_up(loaded, limit)
         self._expected[loaded] = expected
@@ -226,6 +236,8 @@ class Bench:
         ``protocol`` replaces the bench's rules.
         """
         rules = protocol or self.protocol
+        if self.target.estimated is not None:
+            return self._ask(networks, rules, earlier or {}, on_visit)
         reference = self.reference.seconds
         parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
         found = {name: self._judge(name, parts[name], math.inf, rules) for name in networks}
@@ -262,13 +274,36 @@ class Bench:
         felt = sensitivity([Samples.joined(p) for p in parts.values() if p])
         return {n: self._judge(n, parts[n], lengths[n], rules, felt) for n in networks}
 
+    def _ask(
+        self,
+        networks: Mapping[str, Loaded],
+        rules: Protocol,
+        earlier: Mapping[str, Samples],
+        on_visit: Callable[[str, Samples, Measurement], None] | None,
+    ) -> dict[str, Measurement]:
+        """One exact run of each network that is not known yet, without a control (0 s before and after)."""
+        found = {}
+        for name, loaded in networks.items():
+            samples = earlier.get(name, Samples.empty())
+            if not len(samples):
+                samples = Samples.of_visit(loaded.run(1), 0, 0.0, 0.0, math.nan)
+                if on_visit is not None:
+                    on_visit(name, samples, self._judge(name, [samples], math.inf, rules))
+            found[name] = self._judge(name, [samples], math.inf, rules)
+        return found
+
+    def least_seconds(self, networks: int) -> float:
+        """What `measure` needs at the very least for so many networks; 0 where that is next to nothing."""
+        return 0.0
+
     def explain(self, doubtful: Mapping[str, Measurement], limit: float) -> MeasurementError:
         """The error for measurements that cannot be trusted: how many, why, who disturbs, what to do."""
         name, worst = max(doubtful.items(), key=lambda item: (item[1].rejected, item[1].halfwidth))
         reference = self.reference
         text = f"{len(doubtful)} measurement(s) on {self.target.title} cannot be trusted (time limit {limit:.0f} s)"
         text += f"; {name}: {worst.doubt}"
-        if neighbour := environments.busiest():
+        away = self.target.elsewhere
+        if neighbour := environments.busiest() if away is None else away.busiest():
             text += f"; {neighbour}"
         return MeasurementError(
             f"{text}. Stop what else is running, give more time with --time-limit, or accept more disturbance with "
@@ -309,6 +344,12 @@ class Bench:
 
     def _visit(self, loaded: Loaded, number: int) -> Samples:
         discarded, kept = self._plan(self._expected[loaded])
+        if self.target.elsewhere is not None:
+            control = (self._control, _DISCARDED + self._block)
+            steps = [control, (loaded, discarded), (loaded, kept), control]
+            (first, _), _, (seconds, waits), (final, _) = self.target.elsewhere.sequence(steps)
+            before, after = float(first[-self._block :].mean()), float(final[-self._block :].mean())
+            return Samples.of_visit(seconds, number, before, after, waits / float(seconds.sum()))
         # The control after one visit is the control before the next, unless something came between.
         last = self._last
         fresh = last is not None and self._clock() - last[0] < 1e-3

@@ -9,6 +9,9 @@ whichever the class asks for) and the inputs, and returns a `Loaded` around a fu
             return Loaded(lambda: artefact(*inputs))
 
 Warm-up, interleaving, the control workload, trust, the store and the command line then work unchanged.
+
+A target that computes a time instead of measuring one says so in ``estimated`` and returns ``Loaded.exact(seconds)``:
+one run is then the whole measurement, ``low`` and ``high`` are the value itself, and no control workload is run.
 """
 
 from __future__ import annotations
@@ -20,18 +23,25 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 
+if TYPE_CHECKING:
+    from profilers.remote import Elsewhere
+    from profilers.timing import Bench
+
 __all__ = ["Loaded", "Target", "register", "resolve", "runtimes"]
 
 Seconds = NDArray[np.float64]
 
-_BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt")
+_BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt", "table", "ssh", "adb", "litert", "ethos_u")
+# Devices that bring their own target: how the device is written -> module of profilers.targets, and the name that
+# it registers. Such a target checks its device itself, in `Target.check`.
+_OWN = {"table:": "table", "ssh:": "ssh", "adb:": "adb", "ethos-u": "ethos_u"}
 _REGISTRY: dict[str, type[Target]] = {}
 _T = TypeVar("_T", bound="type[Target]")
 
@@ -49,6 +59,15 @@ class Loaded:
     clock: Callable[[int], Seconds] | None = None
     operations: Callable[[], dict[str, float]] | None = None
     outputs: Callable[[], list[NDArray[Any]]] | None = None
+
+    @classmethod
+    def exact(cls, seconds: float, operations: dict[str, float] | None = None) -> Loaded:
+        """A network whose time was computed: every run takes ``seconds``; ``operations`` are the parts of it."""
+        return cls(
+            once=lambda: None,
+            clock=lambda n: np.full(n, float(seconds)),
+            operations=None if operations is None else lambda: dict(operations),
+        )
 
     def run(self, n: int) -> Seconds:
         """Run ``n`` times back to back; seconds of each run, shape (n,)."""
@@ -84,6 +103,8 @@ class Target(ABC):
     runtime: ClassVar[str] = ""
     artefact: ClassVar[Literal["module", "onnx"]] = "module"
     slow_to_load: ClassVar[bool] = False  # loading compiles for seconds: the grid sweep is then kept short
+    estimated: str | None = None  # whose word it is, where times are computed: "estimated by Vela 4.2"
+    elsewhere: Elsewhere | None = None  # the device, where it is not this computer's: visits are made over there
 
     def __init__(self, device: str = "cpu", *, precision: str = "fp32", threads: int = 1) -> None:
         self.device = device
@@ -97,6 +118,20 @@ class Target(ABC):
     def check(self) -> None:  # noqa: B027  (nothing to check is a fine default)
         """Raise `MissingDependencyError` where the runtime or the device is not here."""
 
+    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> Any:
+        """Something whose ``make(kept)`` gives artefacts quickly, where the target has a better way than shrinking."""
+        return None
+
+    def known_grid(self) -> int | None:
+        """The multiple of channels that this target likes, where that is known; None finds out with a sweep."""
+        return None
+
+    def bench(self, **options: Any) -> Bench:
+        """Where networks on this target are measured; ``options`` are those of `profilers.timing.Bench`."""
+        from profilers.timing import Bench
+
+        return Bench(self, **options)
+
     def describe(self) -> dict[str, str]:
         """Versions and flags that change what is measured; part of the environment of every measurement."""
         return {}
@@ -108,8 +143,8 @@ class Target(ABC):
 
     @property
     def name(self) -> str:
-        """``runtime/device``, as it is written to `resolve`."""
-        return f"{self.runtime}/{self.device}"
+        """``runtime/device``, as it is written to `resolve`; the device alone where it brings its own target."""
+        return self.device if _owner(self.device) else f"{self.runtime}/{self.device}"
 
     @property
     def title(self) -> str:
@@ -140,23 +175,37 @@ def runtimes() -> tuple[str, ...]:
 
 
 def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) -> Target:
-    """A checked target from ``"runtime/device"``, ``"runtime"`` or ``"auto/device"``; a `Target` passes through."""
+    """A checked target from ``"runtime/device"``, ``"runtime"`` or ``"auto/device"``; a `Target` passes through.
+
+    A device that brings its own target (``"table:pi3.csv"``) may stand alone or behind ``auto/``.
+    """
     if isinstance(target, Target):
         target.check()
         return target
-    runtime, _, device = target.partition("/")
+    runtime, _, device = ("auto", "/", target) if _owner(target) else target.partition("/")
     device = device or "cpu"
+    owner = _owner(device)
     if precision not in ("fp32", "fp16"):
         raise ProfileError(f"precision {precision!r} is not known; use fp32 or fp16")
     if threads < 1:
         raise ProfileError(f"{threads} threads asked for; use 1 or more")
-    _check_device(device)
-    if runtime == "auto":
-        runtime = _best_runtime(device)
+    if owner is not None:
+        if runtime not in ("auto", owner):
+            raise ProfileError(f"--runtime {runtime} does not go with --device {device}; leave --runtime out")
+        runtime = owner
+    else:
+        _check_device(device)
+        if runtime == "auto":
+            runtime = _best_runtime(device)
     cls = _find(runtime)
     found = cls(device, precision=precision, threads=threads)
     found.check()
     return found
+
+
+def _owner(device: str) -> str | None:
+    """The target that a device brings with it, by how the device is written."""
+    return next((name for prefix, name in _OWN.items() if device.startswith(prefix)), None)
 
 
 def _find(runtime: str) -> type[Target]:
@@ -196,7 +245,8 @@ def _check_device(device: str) -> None:
                 "later; use --device cpu elsewhere"
             )
         return
-    raise MissingDependencyError(f"device {device!r} is not known; use cpu, cuda, cuda:N or mps")
+    own = ", ".join(f"{prefix}..." for prefix in _OWN)
+    raise MissingDependencyError(f"device {device!r} is not known; use cpu, cuda, cuda:N or mps, or {own}")
 
 
 def _best_runtime(device: str) -> str:

@@ -1,0 +1,602 @@
+"""The far end of a measurement over ssh: one file that is sent to the board and run there.
+
+Only the standard library, numpy and onnxruntime, Python 3.8 or later. Nothing is installed and nothing stays running:
+the agent lives in one process, reads requests from standard input, answers on standard output, and ends when its input
+ends, when nobody asks for a while, or when a request takes longer than it may (the kernel's alarm, so that even a
+runtime that hangs is ended).
+
+A frame is two lengths (header, payload; big-endian, 4 bytes each), a JSON object, and raw bytes. No pickle. Artefacts
+are kept in a folder of the user's own under their SHA-256, which is the only thing file names are made from; one is
+taken only after its hash and size were announced, and used only if its content has that hash.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import gc
+import hashlib
+import json
+import os
+import platform
+import re
+import signal
+import struct
+import sys
+import time
+from collections import OrderedDict
+from typing import Any, BinaryIO, Callable, Dict  # noqa: UP035  (for Python 3.8)
+
+__all__ = ["BANNER", "DTYPES", "Agent", "RefusalError", "read_frame", "write_frame"]
+
+VERSION = 1
+BANNER = b"dsa-hw-agent %d\n" % VERSION
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+_LENGTHS = struct.Struct(">II")
+_HEADER_LIMIT = 2**20
+_PAYLOAD_LIMIT = 2**30
+_HASH = re.compile(r"[0-9a-f]{64}")
+_MOST_RUNS = 100_000
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CPU = "/sys/devices/system/cpu/"
+
+Json = Dict[str, Any]  # noqa: UP006  (a JSON object; dict[str, Any] is no expression in Python 3.8)
+
+
+class RefusalError(Exception):
+    """A request that is answered with an error: its kind, for the program, and a text, for people."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+# Frames ---------------------------------------------------------------------------------------------------------------
+
+
+def write_frame(stream: BinaryIO, header: Json, payload: bytes = b"") -> None:
+    """Write one frame and flush it."""
+    text = json.dumps(header, allow_nan=False).encode()
+    if len(text) > _HEADER_LIMIT or len(payload) > _PAYLOAD_LIMIT:
+        raise ValueError(f"a frame of {len(text)} + {len(payload)} bytes is larger than the protocol allows")
+    stream.write(_LENGTHS.pack(len(text), len(payload)) + text)
+    if payload:
+        stream.write(payload)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> tuple[Json, bytes] | None:
+    """Read one frame; None where the stream ends, also in the middle of a frame. `ValueError` for anything else."""
+    lengths = _exactly(stream, _LENGTHS.size)
+    if lengths is None:
+        return None
+    size, extra = _LENGTHS.unpack(lengths)
+    if size > _HEADER_LIMIT or extra > _PAYLOAD_LIMIT:
+        raise ValueError(f"a frame of {size} + {extra} bytes is larger than the protocol allows")
+    text, payload = _exactly(stream, size), _exactly(stream, extra)
+    if text is None or payload is None:
+        return None
+    header = json.loads(text.decode())
+    if not isinstance(header, dict):
+        raise ValueError("the header of a frame is no object")
+    return header, payload
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes | None:
+    parts = []
+    while size:
+        part = stream.read(min(size, 2**20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+# Artefacts ------------------------------------------------------------------------------------------------------------
+
+
+class Artefacts:
+    """Files by content hash in a folder that only this user can write; ``room`` bytes at most, the oldest go first."""
+
+    def __init__(self, folder: str, room: int) -> None:
+        self.folder = folder
+        self.room = room
+        self.announced: dict[str, int] = {}
+        with _disk("make the folder for artefacts"):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        about = os.stat(folder)
+        if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            raise RefusalError("folder", f"{folder} belongs to, or can be written by, somebody else")
+
+    def announce(self, wanted: Json) -> dict[str, int]:
+        """Accept ``{hash: size}`` from now on; the bytes of each that are already here."""
+        for name, size in wanted.items():
+            if not _HASH.fullmatch(name) or type(size) is not int or size < 1:
+                raise RefusalError("protocol", "an artefact is announced by its SHA-256 and its size")
+        self.announced.update(wanted)
+        have = {}
+        for name, size in wanted.items():
+            have[name] = self._size(name)
+            if have[name] != size:
+                have[name] = min(self._size(name, ".part"), size)
+        missing = sum(wanted[name] - have[name] for name in wanted)
+        if missing:
+            self._make_room(missing, set(wanted))
+        return have
+
+    def put(self, name: str, offset: int, data: bytes) -> int:
+        """Append ``data`` at ``offset`` to an announced artefact; its bytes that are here now. Verified when full."""
+        size = self._announced(name)
+        part = self._path(name, ".part")
+        if offset != self._size(name, ".part") or offset + len(data) > size:
+            raise RefusalError("protocol", f"bytes {offset} to {offset + len(data)} of {size} do not continue it")
+        try:
+            with _disk("write an artefact"):
+                file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+                try:
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(file, view) :]
+                finally:
+                    os.close(file)
+        except RefusalError:
+            self._remove(name, ".part")  # leave the disk as it was
+            raise
+        if offset + len(data) == size:
+            if hashlib.sha256(self._bytes(name, ".part")).hexdigest() != name:
+                self._remove(name, ".part")
+                raise RefusalError("hash", f"what arrived for {name[:12]} has another hash; it was deleted")
+            os.replace(part, self._path(name))
+        return offset + len(data)
+
+    def get(self, name: str) -> bytes:
+        """The verified content of an announced artefact."""
+        self._announced(name)
+        try:
+            data = self._bytes(name)
+        except FileNotFoundError:
+            raise RefusalError("missing", f"artefact {name[:12]} is not here") from None
+        if hashlib.sha256(data).hexdigest() != name:
+            self._remove(name)
+            raise RefusalError("missing", f"artefact {name[:12]} was damaged on this disk; it was deleted")
+        os.utime(self._path(name))  # the oldest use goes first
+        return data
+
+    def _announced(self, name: Any) -> int:
+        if not isinstance(name, str) or not _HASH.fullmatch(name) or name not in self.announced:
+            raise RefusalError("unannounced", "this artefact was not announced")
+        return self.announced[name]
+
+    def _path(self, name: str, suffix: str = "") -> str:
+        assert _HASH.fullmatch(name)
+        return os.path.join(self.folder, name + suffix)
+
+    def _size(self, name: str, suffix: str = "") -> int:
+        try:
+            return os.stat(self._path(name, suffix)).st_size
+        except OSError:
+            return 0
+
+    def _bytes(self, name: str, suffix: str = "") -> bytes:
+        with os.fdopen(os.open(self._path(name, suffix), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            return file.read()
+
+    def _remove(self, name: str, suffix: str = "") -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(name, suffix))
+
+    def _make_room(self, needed: int, keep: set[str]) -> None:
+        files = []
+        for entry in os.scandir(self.folder):
+            if _HASH.fullmatch(entry.name[:64]) and entry.name[64:] in ("", ".part") and entry.is_file():
+                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.name))
+        total = sum(size for _, size, _ in files)
+        for _, size, name in sorted(files):
+            if total + needed <= self.room:
+                break
+            if name[:64] not in keep:
+                os.unlink(os.path.join(self.folder, name))
+                total -= size
+        disk = os.statvfs(self.folder)
+        free = disk.f_bavail * disk.f_frsize
+        if free < needed:
+            raise RefusalError("disk", f"{needed} bytes are needed in {self.folder}, {free} are free")
+
+
+@contextlib.contextmanager
+def _disk(action: str) -> Any:
+    try:
+        yield
+    except OSError as error:
+        kind = "disk" if error.errno in _FULL else "folder"
+        raise RefusalError(kind, f"cannot {action}: {error.strerror}") from error
+
+
+# Networks -------------------------------------------------------------------------------------------------------------
+
+
+def _runtime() -> Any:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # official wheels from 1.29 on: a thread and files of their own
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RefusalError("runtime", f"{sys.executable} cannot import onnxruntime ({error})") from error
+    return onnxruntime
+
+
+class Network:
+    """A session with its inputs; ``once`` does one complete run."""
+
+    def __init__(self, artefact: bytes, arrays: list[Any], threads: int, device: str) -> None:
+        self.threads, self.device, self.size = threads, device, 3 * len(artefact)
+        self._session = _session(artefact, threads, device)
+        names = [x.name for x in self._session.get_inputs()]
+        if len(names) != len(arrays):
+            raise RefusalError("network", f"the ONNX graph takes {names}, but {len(arrays)} inputs were given")
+        feed = {name: arrays[i] for i, name in enumerate(names)}
+        self.once: Callable[[], object]
+        self.outputs: Callable[[], list[Any]]
+        if device == "cpu":
+            run = self._session.run
+            self.once = self.outputs = lambda: run(None, feed)
+        else:
+            self._bind(feed)
+        try:
+            self.once()  # a network that cannot run is refused now
+        except Exception as error:
+            raise RefusalError("network", f"it does not run: {_line(error)}") from error
+
+    def _bind(self, feed: dict[str, Any]) -> None:
+        """Inputs and outputs stay on the device; a run is over when the stream is."""
+        ort, session = _runtime(), self._session
+        binding = session.io_binding()
+        for name, value in feed.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
+        for output in session.get_outputs():
+            binding.bind_output(output.name, "cuda", 0)
+
+        def once() -> None:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+
+        def outputs() -> list[Any]:
+            once()
+            return list(binding.copy_outputs_to_cpu())
+
+        self.once, self.outputs = once, outputs
+
+
+def _session(artefact: bytes, threads: int, device: str) -> Any:
+    """The options of profilers/targets/onnxruntime.py."""
+    ort = _runtime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[device]
+    try:
+        session = ort.InferenceSession(artefact, options, providers=[provider])
+    except Exception as error:  # ONNX Runtime has a dozen unrelated exception classes
+        raise RefusalError("network", _line(error)) from error
+    if session.get_providers()[0] != provider:
+        raise RefusalError("runtime", f"asked for {provider}, ONNX Runtime fell back to {session.get_providers()[0]}")
+    return session
+
+
+def _arrays(data: bytes, specs: Any) -> list[Any]:
+    """Raw bytes, one array after the other, as ``[[dtype, shape], ...]`` says."""
+    import numpy
+
+    found, offset = [], 0
+    for dtype, shape in specs:
+        if dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in shape):
+            raise RefusalError("protocol", "an input has a type or a shape that is not known")
+        kind = numpy.dtype(dtype).newbyteorder("<")
+        count = 1
+        for n in shape:
+            count *= n
+        if offset + count * kind.itemsize > len(data):
+            raise RefusalError("protocol", "the inputs have fewer bytes than their shapes say")
+        found.append(numpy.frombuffer(data, kind, count, offset).reshape(shape).astype(dtype))
+        offset += count * kind.itemsize
+    if offset != len(data):
+        raise RefusalError("protocol", "the inputs have more bytes than their shapes say")
+    return found
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read().strip("\0 \n")
+    except OSError:
+        return None
+
+
+def environment() -> dict[str, str]:
+    """What a measurement here depends on; the keys of profilers/environment.py, and the board."""
+    ort = _runtime()  # first: without it there is no need of numpy either
+
+    import numpy
+
+    model = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo") or "", re.M)
+    hidden = "not visible"
+    return {
+        "board": _read("/proc/device-tree/model") or hidden,
+        "cpu": model.group(1) if model else platform.processor() or platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "governor": _read(_CPU + "cpu0/cpufreq/scaling_governor") or hidden,
+        "boost": _read(_CPU + "cpufreq/boost") or hidden,
+        "smt": _read(_CPU + "smt/control") or hidden,
+        "kernel": platform.release(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "onnxruntime": ort.__version__,
+        "agent": str(VERSION),
+    }
+
+
+def waited(all_threads: bool) -> float | None:
+    """Seconds that this thread (or all of the process) stood ready without a processor; None where it is not told."""
+    try:
+        if not all_threads:
+            return int((_read("/proc/thread-self/schedstat") or "").split()[1]) * 1e-9
+        tasks = os.listdir("/proc/self/task")
+        return sum(int((_read(f"/proc/self/task/{t}/schedstat") or "").split()[1]) for t in tasks) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def state() -> dict[str, float]:
+    """How busy and how warm the board is now."""
+    found = {"time": time.time()}
+    with contextlib.suppress(OSError):
+        found["load1"], found["load5"] = (round(x, 2) for x in os.getloadavg()[:2])
+    with contextlib.suppress(ValueError):
+        found["celsius"] = int(_read("/sys/class/thermal/thermal_zone0/temp") or "") / 1000
+    return found
+
+
+def busiest(seconds: float = 0.2) -> str:
+    """The other process that uses most processor time right now, in words; empty where there is none to speak of."""
+
+    def times() -> dict[str, tuple[str, int]]:
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
+            text = _read(f"/proc/{pid}/stat")
+            if text and ")" in text:
+                rest = text[text.rindex(")") + 2 :].split()
+                found[pid] = (text[text.index("(") + 1 : text.rindex(")")], int(rest[11]) + int(rest[12]))
+        return found
+
+    before = times()
+    time.sleep(seconds)
+    tick, worst = os.sysconf("SC_CLK_TCK"), (0.1, "")
+    for pid, (name, ticks) in times().items():
+        if pid in before and int(pid) != os.getpid():
+            share = (ticks - before[pid][1]) / tick / seconds
+            worst = max(worst, (share, f"on the board {name} (pid {pid}) uses {100 * share:.0f} % of a core"))
+    return worst[1]
+
+
+def _memory() -> int:
+    """Bytes that networks may take: half of what is free now; the control and the network in turn must fit."""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", _read("/proc/meminfo") or "", re.M)
+    return int(found.group(1)) * 512 if found else 2**28
+
+
+# The agent ------------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """Answers requests until the input ends."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self.source, self.sink = source, sink
+        self.idle = 300
+        self.artefacts: Artefacts | None = None
+        self.networks: OrderedDict[int, Network] = OrderedDict()  # least recently used first
+        self.memory = _memory()
+        self._lock: Any = None
+
+    def serve(self) -> None:
+        """Answer until the input ends."""
+        self.sink.write(BANNER)
+        self.sink.flush()
+        while True:
+            _alarm(self.idle)
+            frame = read_frame(self.source)
+            if frame is None:
+                return
+            header, payload = frame
+            limit = header.get("limit")
+            _alarm(int(limit) if isinstance(limit, (int, float)) and 1 <= limit <= 3600 else 60)
+            data = b""
+            try:
+                reply, data = self.answer(header, payload)
+            except RefusalError as refusal:
+                reply = {"refused": refusal.kind, "text": str(refusal)}
+            except MemoryError:
+                reply = {"refused": "memory", "text": "out of memory"}
+            except (KeyError, TypeError, ValueError) as error:
+                reply = {"refused": "protocol", "text": f"{type(error).__name__}: {_line(error)}"}
+            write_frame(self.sink, reply, data)
+
+    def answer(self, header: Json, payload: bytes) -> tuple[Json, bytes]:
+        """The reply to one request."""
+        operation = header.get("op")
+        for handle in header.get("release", ()):
+            self.networks.pop(handle, None)
+        if operation == "hello":
+            return self.hello(header), b""
+        if self.artefacts is None:
+            raise RefusalError("protocol", "the first request must be hello")
+        if operation == "announce":
+            return {"have": self.artefacts.announce(header["artefacts"])}, b""
+        if operation == "put":
+            return {"have": self.artefacts.put(header["artefact"], header["offset"], payload)}, b""
+        if operation == "load":
+            return self.load(header), b""
+        if operation == "sequence":
+            return self.sequence(header)
+        if operation == "scan":
+            return self.scan(header)
+        if operation == "outputs":
+            return self.outputs(header)
+        if operation == "state":
+            return {"state": state(), "busiest": busiest() if header.get("busiest") else ""}, b""
+        raise RefusalError("protocol", f"operation {operation!r:.40} is not known")
+
+    def hello(self, header: Json) -> Json:
+        """Take the board for one session, and say what it is."""
+        self.idle = max(1, min(int(header["idle"]), 3600))
+        folder = header.get("folder") or os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dsa_hw", "artefacts"
+        )
+        found = environment()
+        self.artefacts = Artefacts(os.path.expanduser(folder), int(header["room"]))
+        self._take(self.artefacts.folder, str(header["session"]))
+        return {"environment": found, "providers": _runtime().get_available_providers()}
+
+    def _take(self, folder: str, session: str, patience: float = 5.0) -> None:
+        """Two sessions on one board would disturb each other. Our own, left over from a lost connection, is ended."""
+        import fcntl
+
+        with _disk("lock the board"):
+            self._lock = os.fdopen(os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        end = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                self._lock.seek(0)
+                pid, _, owner = self._lock.read(100).partition(" ")
+                if owner == session and pid.isdigit() and int(pid) > 1:
+                    with contextlib.suppress(OSError):
+                        os.kill(int(pid), signal.SIGTERM)
+                if time.monotonic() > end:
+                    raise RefusalError("busy", f"process {pid[:10]} of another session measures here") from None
+                time.sleep(0.1)
+        with _disk("lock the board"):
+            self._lock.seek(0)
+            self._lock.truncate()
+            self._lock.write(f"{os.getpid()} {session}")
+            self._lock.flush()
+
+    def load(self, header: Json) -> Json:
+        """Make a network ready under the number that the other side gave it."""
+        assert self.artefacts is not None
+        handle, threads, device = header["handle"], header["threads"], header["device"]
+        if type(handle) is not int or type(threads) is not int or device not in ("cpu", "cuda"):
+            raise RefusalError("protocol", "a network is loaded with a number, a thread count and a device")
+        artefact = self.artefacts.get(header["network"])
+        arrays = _arrays(self.artefacts.get(header["inputs"]), header["specs"])
+        evicted = 0
+        while self.networks and sum(n.size for n in self.networks.values()) + 3 * len(artefact) > self.memory:
+            self.networks.popitem(last=False)
+            evicted += 1
+        self.networks[handle] = Network(artefact, arrays, threads, device)
+        return {"evicted": evicted}
+
+    def network(self, handle: Any) -> Network:
+        """A network that is loaded."""
+        if handle not in self.networks:
+            raise RefusalError("not loaded", str(handle))
+        self.networks.move_to_end(handle)
+        return self.networks[handle]
+
+    def sequence(self, header: Json) -> tuple[Json, bytes]:
+        """``steps`` of (network, runs), back to back; the seconds of every run, and each step's processor wait."""
+        steps = [(self.network(handle), _count(runs)) for handle, runs in header["steps"]]
+        # A GPU times itself; the waits of this thread say nothing about it.
+        visible, threads = all(n.device == "cpu" for n, _ in steps), any(n.threads > 1 for n, _ in steps)
+        seconds, waits, clock = array.array("d"), [], time.perf_counter
+        gc.disable()  # a collection in the middle of a run is our own interference
+        try:
+            for network, runs in steps:
+                once = network.once
+                before = waited(threads) if visible else None
+                stamps = [clock()]
+                for _ in range(runs):
+                    once()
+                    stamps.append(clock())
+                after = waited(threads) if visible else None
+                waits.append(None if before is None or after is None else after - before)
+                seconds.extend(stamps[i + 1] - stamps[i] for i in range(runs))
+        finally:
+            gc.enable()
+        return {"waits": waits}, _little(seconds)
+
+    def scan(self, header: Json) -> tuple[Json, bytes]:
+        """One network back to back for ``seconds`` and ``least`` runs: start, wait until then, seconds of each."""
+        network, length, least = self.network(header["network"]), float(header["seconds"]), _count(header["least"])
+        visible, threads, clock = network.device == "cpu", network.threads > 1, time.perf_counter
+        rows, once = array.array("d"), network.once
+        gc.disable()
+        try:
+            begin = now = clock()
+            while (now - begin < length or len(rows) < 3 * least) and len(rows) < 3 * _MOST_RUNS:
+                wait = (waited(threads) if visible else None) or 0.0
+                start = clock()
+                once()
+                now = clock()
+                rows.extend((start - begin, wait, now - start))
+        finally:
+            gc.enable()
+        return {}, _little(rows)
+
+    def outputs(self, header: Json) -> tuple[Json, bytes]:
+        """Outputs of one run."""
+        import numpy
+
+        found = [numpy.ascontiguousarray(x) for x in self.network(header["network"]).outputs()]
+        if any(x.dtype.name not in DTYPES for x in found):
+            raise RefusalError("network", "an output has a type that is not known")
+        data = b"".join(x.astype(x.dtype.newbyteorder("<")).tobytes() for x in found)
+        return {"specs": [[x.dtype.name, list(x.shape)] for x in found]}, data
+
+
+def _alarm(seconds: int) -> None:
+    signal.alarm(seconds)  # its default action ends the process, wherever it is stuck
+
+
+def _count(runs: Any) -> int:
+    if type(runs) is not int or not 0 <= runs <= _MOST_RUNS:
+        raise RefusalError("protocol", f"{runs!r:.40} runs asked for")
+    return runs
+
+
+def _little(values: Any) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return bytes(values.tobytes())
+
+
+def main() -> None:
+    """Serve standard input and output; whatever libraries print goes to standard error."""
+    sys.path[:] = [p for p in sys.path if p]  # files in the folder that ssh starts in are not ours
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    # The other side being gone is no failure of ours.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        Agent(sys.stdin.buffer, sink).serve()
+    os._exit(0)  # a runtime's threads must not keep the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A phone over adb: ``adb:SERIAL?runtime=litert&binary=PATH``, timed on the phone by LiteRT's ``benchmark_model``.
+
+Written from the documentation and tested against a fake adb executable; it was not run on a phone by us, and the
+environment of every measurement says so. ``benchmark_model`` reports means, so one call of it is one time: a visit is
+three calls (control, network, control), each a mean over its runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+
+from .base import Loaded, Target, register
+
+__all__ = ["Adb"]
+
+Floats = NDArray[np.float64]
+
+_FORM = "adb:SERIAL?runtime=litert&binary=/data/local/tmp/benchmark_model"
+_FOLDER = "/data/local/tmp/dsa_hw"
+_TESTED = "written from the documentation, tested against a fake adb executable, not run on a phone by its makers"
+_AVERAGE = re.compile(r"Inference \(avg\): ([0-9.]+(?:e[+-]?[0-9]+)?)")
+_WARM = 3  # runs of a new process before those that count
+_MARK = "dsa-hw-done"
+_PROPERTIES = {
+    "board": "getprop ro.product.model",
+    "cpu": "getprop ro.soc.model",
+    "cores": "nproc",
+    "governor": "cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "kernel": "uname -r",
+    "system": "getprop ro.build.fingerprint",
+}
+
+
+@register("adb")
+class Adb(Target):
+    """LiteRT (XNNPACK) on an Android device. ``convert`` makes the bytes of a .tflite file of (module, inputs)."""
+
+    slow_to_load = True
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        precision: str = "fp32",
+        threads: int = 1,
+        convert: Callable[[Any, tuple[Any, ...]], bytes] | None = None,
+    ) -> None:
+        super().__init__("cpu", precision=precision, threads=threads)
+        self.serial, self.binary = _parse(device)
+        self.convert = convert
+        self.elsewhere = self
+        self._files: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
+        self._about: dict[str, str] | None = None
+        if precision != "fp32":
+            raise ProfileError(f"precision {precision!r} asked for on {device}; only fp32 is written")
+
+    def check(self) -> None:
+        """adb here, the device there and allowed, the binary on it, and something that converts."""
+        if shutil.which("adb") is None:
+            raise MissingDependencyError("a phone needs adb; install Android's platform-tools and put adb on the PATH")
+        state = self._adb("get-state", check=False)
+        if state.stdout.strip() != "device":
+            raise MissingDependencyError(
+                f"adb does not see {self.serial} as ready ({_line(state.stderr or state.stdout)}); plug it in, switch "
+                "on USB debugging, allow this computer on its screen, and look at: adb devices"
+            )
+        if self._shell(f"test -x {shlex.quote(self.binary)}", check=False).returncode:
+            raise MissingDependencyError(
+                f"{self.binary} is not on {self.serial}, or is not executable; push LiteRT's benchmark_model: "
+                f"adb -s {self.serial} push benchmark_model {self.binary} and adb shell chmod +x {self.binary}"
+            )
+        if self.convert is None:
+            raise MissingDependencyError(
+                "nothing that makes .tflite files is wired to adb targets; from Python pass a target made with "
+                f"profilers.targets.adb.Adb({self.name!r}, convert=FUNCTION), FUNCTION(module, inputs) -> bytes"
+            )
+
+    def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
+        """Push a network (a module, or the bytes of a .tflite file) under its content hash, unless it is there."""
+        if not isinstance(artefact, bytes):
+            if self.convert is None:
+                raise MissingDependencyError("give adb targets bytes of a .tflite file, or convert=")
+            artefact = self.convert(artefact, inputs)
+        name = hashlib.sha256(artefact).hexdigest()
+        file = f"{_FOLDER}/{name}.tflite"
+        if self._hash(file) != name:
+            self._shell(f"mkdir -p {_FOLDER}")
+            with tempfile.TemporaryDirectory() as folder:
+                local = Path(folder) / f"{name}.tflite"
+                local.write_bytes(artefact)
+                self._adb("push", str(local), file)
+            if self._hash(file) != name:
+                raise MeasurementError(f"{file} did not arrive whole on {self.serial}; look for a full disk there")
+
+        def clock(n: int) -> Floats:
+            return np.concatenate(self._benchmark([(file, _WARM, 1)] * n))
+
+        loaded = Loaded(lambda: clock(1), clock=clock)
+        self._files[loaded] = file
+        return loaded
+
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
+        """One mean per step; a step before one of the same network is its warm-up and has no time of its own."""
+        calls, found, warm = [], [], 0
+        for i, (loaded, runs) in enumerate(steps):
+            if i + 1 < len(steps) and steps[i + 1][0] is loaded:
+                warm += runs
+                continue
+            calls.append((self._files[loaded], max(warm, _WARM), runs))
+            warm = 0
+        times = iter(self._benchmark(calls))
+        for i, (loaded, _) in enumerate(steps):
+            merged = i + 1 < len(steps) and steps[i + 1][0] is loaded
+            found.append((np.zeros(0) if merged else next(times), math.nan))
+        return found
+
+    def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
+        """``least`` calls of one run each; starts count the time of the runs, not of starting the processes."""
+        rows = np.concatenate(self._benchmark([(self._files[control], _WARM, 1)] * least))
+        return np.stack([np.concatenate([[0.0], np.cumsum(rows)[:-1]]), np.zeros(least), rows], axis=1)
+
+    def busiest(self) -> str | None:
+        """Not looked at on a phone."""
+        return None
+
+    def state(self) -> dict[str, float]:
+        """Only the time."""
+        return {"time": time.time()}
+
+    def describe(self) -> dict[str, str]:
+        """The phone, the binary, and how far this target is tested."""
+        if self._about is None:
+            told = {k: _line(self._shell(v, check=False).stdout) for k, v in _PROPERTIES.items()}
+            self._about = {k: v or "not visible" for k, v in told.items()}
+            self._about["benchmark_model"] = f"sha256 {(self._hash(self.binary) or 'not visible')[:16]}"
+        hidden = dict.fromkeys(("boost", "smt", "python", "numpy"), "not visible")
+        return {**hidden, **self._about, "options": " ".join(self._options(1, 1)[1:]), "adb": _TESTED}
+
+    @property
+    def name(self) -> str:
+        """As it is written to `resolve`."""
+        return f"adb:{self.serial}?runtime=litert&binary={self.binary}"
+
+    @property
+    def title(self) -> str:
+        """Runtime, phone, precision and threads."""
+        return f"litert/adb:{self.serial} {self.precision} x{self.threads}"
+
+    def _options(self, warm: int, runs: int) -> list[str]:
+        return [
+            self.binary,
+            f"--num_threads={self.threads}",
+            "--use_xnnpack=true",
+            "--min_secs=0",
+            "--warmup_min_secs=0",
+            f"--warmup_runs={warm}",
+            f"--num_runs={runs}",
+        ]
+
+    def _benchmark(self, calls: Sequence[tuple[str, int, int]]) -> list[Floats]:
+        """(file, warm-up runs, runs) each, in one shell on the phone; the mean seconds of each, shape (1,)."""
+        commands = [shlex.join([*self._options(warm, runs), f"--graph={file}"]) for file, warm, runs in calls]
+        script = "; ".join(f"{command} 2>&1; echo {_MARK}" for command in commands)
+        parts = self._shell(script, limit=60 + 10 * len(calls)).stdout.split(_MARK)[:-1]
+        found = [re.findall(_AVERAGE, part) for part in parts]
+        if len(found) != len(calls) or not all(len(f) == 1 and float(f[0]) > 0 for f in found):
+            bad = next((p for p, f in zip(parts, found, strict=True) if len(f) != 1), "")
+            raise MeasurementError(
+                f"benchmark_model on {self.serial} gave no time (it said: {_line(bad[-200:]) or 'nothing'}); try the "
+                f"command on the phone: {commands[0]}"
+            )
+        return [np.asarray([float(f[0]) * 1e-6]) for f in found]
+
+    def _hash(self, file: str) -> str | None:
+        found = re.match(r"([0-9a-f]{64})\b", self._shell(f"sha256sum {shlex.quote(file)}", check=False).stdout)
+        return found[1] if found else None
+
+    def _shell(self, script: str, *, check: bool = True, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
+        return self._adb("shell", script, check=check, limit=limit)
+
+    def _adb(self, *words: str, check: bool = True, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
+        command = ["adb", "-s", self.serial, *words]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=limit, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired as error:
+            raise MeasurementError(f"{self.serial} did not answer for {limit:.0f} s; look at: adb devices") from error
+        if check and done.returncode:
+            raise MeasurementError(
+                f"adb {words[0]} failed on {self.serial} ({_line(done.stderr or done.stdout)}); look at: adb devices, "
+                "and at the free space of /data"
+            )
+        return done
+
+
+def _parse(text: str) -> tuple[str, str]:
+    """Serial and path of the binary, from the address."""
+    address, _, query = text.partition("?")
+    serial = address.removeprefix("adb:")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", serial):
+        raise ProfileError(f"{text!r} names no device; write {_FORM}, with a serial of: adb devices")
+    try:
+        given = dict(parse_qsl(query, strict_parsing=bool(query)))
+    except ValueError as error:
+        raise ProfileError(f"{text!r} has options that cannot be read; write {_FORM}") from error
+    if unknown := set(given) - {"runtime", "binary"}:
+        raise ProfileError(f"{', '.join(sorted(unknown))} is no option of a phone; write {_FORM}")
+    if given.get("runtime", "litert") != "litert":
+        raise ProfileError(f"runtime {given['runtime']!r} asked for on a phone; use litert")
+    return serial, given.get("binary", "/data/local/tmp/benchmark_model")
+
+
+def _line(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:200]
