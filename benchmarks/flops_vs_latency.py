@@ -32,8 +32,9 @@ from dsa_hw.comparison import compare
 from dsa_hw.gauges import DeviceGauge, rules_for
 from dsa_hw.models import load
 from dsa_hw.report.findings import Difference
+from dsa_hw.settings import Settings
 from dsa_hw.training import evaluate
-from dsa_hw.workshop import Settings, answers, train
+from dsa_hw.workshop import answers, train
 from profilers import Protocol
 from profilers.targets import resolve
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the options alone must not cost the import of scikit-learn
     from budgets.features import Groups
     from budgets.model import CostModel
 
-__all__ = ["add_fit_command", "report", "run"]
+__all__ = ["add_fit_command", "add_force_option", "report", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,15 @@ def add_fit_command(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--confidence", type=float, default=0.9, help="of the bound that is reported (default 0.9)")
     parser.add_argument("--seed", type=int, default=0, help="of the cross-validation")
     return parser
+
+
+def add_force_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--force`` to a command that loads a fitted model: give ``args.force`` to ``budgets.load(force=...)``."""
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="use a fitted model of another network, target or runtime version; the difference becomes a note in it",
+    )
 
 
 def run(

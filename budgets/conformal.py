@@ -11,6 +11,13 @@ Let ``s_i = y_i / f_i(x_i)`` be the ratio of a measured cost to a prediction by 
   - 2 (1 - c), and about c in practice.
 * **CV+**: the same with models that leave out a fold; P >= 1 - 2 (1 - c) - sqrt(2 / n).
 
+The theorems are about a procedure, and where an estimator is chosen by cross-validation the choice is part of it: if
+configuration i helped to elect the estimator that suits it, ``s_i`` is too near 1 and the bound too low. So ``choose``
+gives, for the configurations left out, the estimator that is chosen when their errors do not count. That removes the
+direct effect. An indirect one stays: the errors of the *other* configurations come from fits that saw i. Repeating the
+whole cross-validation for each i would remove this too, at n times the cost; docs/benchmarks.md compares the two. Split
+calibration needs neither: its configurations have no part in the choice.
+
 All three speak of configurations drawn like the measured ones. A configuration that an allocator has chosen *because*
 its predicted cost is low is not such a draw (the winner's curse), so the bound is a guide inside the allocator and the
 re-measurement of the result is the guarantee.
@@ -19,6 +26,7 @@ re-measurement of the result is the guarantee.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,7 +57,10 @@ class Calibration:
     owner: NDArray[np.intp]
 
     def guarantee(self, confidence: float) -> float:
-        """Least coverage that theory promises for exchangeable configurations at this ``confidence``."""
+        """Least coverage that theory promises for exchangeable configurations at this ``confidence``.
+
+        Where the estimator was chosen by the same configurations, only ``"split"`` has it by theorem (see the module).
+        """
         if self.method == "split":
             return confidence
         bound = 2 * confidence - 1
@@ -108,12 +119,14 @@ def calibrate(
     anchor: tuple[Array, Array] | None = None,
     calibration: tuple[Array, Array] | None = None,
     operation_seconds: pd.DataFrame | None = None,
+    choose: Callable[[NDArray[np.intp]], CostRegressor] | None = None,
     seed: int = 0,
 ) -> Calibration:
     """Calibrate a fitted ``estimator`` on the training data alpha (n, K), y (n,); ``"split"`` uses ``calibration``
     rows.
 
-    ``anchor`` rows are part of every fit and of no ratio (they are not drawn like the others).
+    ``anchor`` rows are part of every fit and of no ratio (they are not drawn like the others). ``choose(rows)`` is the
+    estimator that would be used if these rows had no say; None means that ``estimator`` was not chosen by the data.
     """
     if method not in METHODS:
         raise ProfileError(f"calibration={method!r}: there are {', '.join(METHODS)}")
@@ -129,7 +142,8 @@ def calibrate(
     )
     ratios, owner, models = np.empty(len(y)), np.empty(len(y), np.intp), []
     for number, (kept, left) in enumerate(folds):
-        model = fit_rows(estimator, alpha, y, kept, anchor, operation_seconds)
+        template = estimator if choose is None else choose(left)
+        model = fit_rows(template, alpha, y, kept, anchor, operation_seconds)
         ratios[left], owner[left] = y[left] / model.predict(alpha[left]), number
         models.append(model)
     return Calibration(method, ratios, tuple(models), owner)

@@ -52,8 +52,9 @@ def fit(
             operation, and need many more configurations: a warning says so.
         candidates: estimators to compare, by name, the default first (default: ``budgets.selection.candidates``).
         target, quantity, column: where ``profile.attrs`` does not say.
-        calibration: ``"jackknife+"`` (default), ``"cv+"`` (default for slow estimators) or ``"split"`` (uses the
-            hold-out rows).
+        calibration: ``"jackknife+"`` (default), ``"cv+"`` (default where a slow estimator is chosen, by all
+            configurations or by all but one) or ``"split"`` (uses the hold-out rows). In the first two the choice among
+            candidates is repeated without the configurations left out (see ``budgets.conformal``).
         outside: what to do outside the profiled range: ``"extrapolate"``, ``"clip"`` or ``"refuse"``.
         aligned: leave configurations off the target's grid out (its steps are not part of a smooth cost).
         folds, repeats, seed: of the cross-validation.
@@ -76,10 +77,25 @@ def fit(
     _log.info("chosen: %s", comparison.why)
     template = contenders[comparison.chosen]
     estimator = fit_rows(template, alpha, cost, np.arange(len(cost)), anchor, operations)
-    method = calibration or ("jackknife+" if _quick(template) else "cv+")
+
+    def choose(rows: NDArray[np.intp]) -> CostRegressor:
+        return contenders[comparison.without(rows)]
+
+    method = calibration
+    if method is None:
+        alone = (choose(np.array([i])) for i in range(len(cost)))
+        method = "jackknife+" if _quick(template) and all(map(_quick, alone)) else "cv+"
     held = (table.ratios(table.holdout), table.costs(table.holdout))
     bound = calibrate(
-        estimator, alpha, cost, method=method, anchor=anchor, calibration=held, operation_seconds=operations, seed=seed
+        estimator,
+        alpha,
+        cost,
+        method=method,
+        anchor=anchor,
+        calibration=held,
+        operation_seconds=operations,
+        choose=choose,
+        seed=seed,
     )
     fitted = pd.concat(
         [

@@ -66,12 +66,20 @@ def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> di
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Cross-validated errors: ``table`` with a row for each candidate, ``chosen`` the winner, ``why`` in words."""
+    """Cross-validated errors: ``table`` with a row for each candidate, ``chosen`` the winner, ``why`` in words.
+
+    For each candidate and configuration (n,): ``residuals``, signed, and ``errors``, absolute, both relative.
+    """
 
     table: pd.DataFrame
     chosen: str
     why: str
     residuals: Mapping[str, Array]
+    errors: Mapping[str, Array]
+
+    def without(self, rows: NDArray[np.intp]) -> str:
+        """The candidate that is chosen when the errors of ``rows`` do not count."""
+        return _choose({name: np.delete(error, rows) for name, error in self.errors.items()})[0]
 
 
 def compare(
@@ -122,7 +130,7 @@ def compare(
     table = pd.DataFrame(rows).set_index("candidate")
     chosen, why = _choose(errors)
     table["chosen"] = table.index == chosen
-    return Comparison(table, chosen, why, residuals)
+    return Comparison(table, chosen, why, residuals, errors)
 
 
 def _choose(errors: Mapping[str, Array]) -> tuple[str, str]:

@@ -32,8 +32,9 @@ from dsa_hw.gauges import DENSE, DeviceGauge, rules_for
 from dsa_hw.methods import Problem, Proposal, solve
 from dsa_hw.progress import Bar
 from dsa_hw.rounding import round_widths
+from dsa_hw.settings import Settings
 from dsa_hw.training import recalibrate
-from dsa_hw.workshop import Settings, Workshop, answers, digest, rewind, slug, train, train_dense
+from dsa_hw.workshop import Workshop, answers, digest, rewind, slug, train, train_dense
 
 if TYPE_CHECKING:
     from budgets import Budget, CostModel

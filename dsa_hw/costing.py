@@ -54,7 +54,10 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What profiling needs besides the budgets; ``store`` is continued where it exists."""
+    """What profiling needs besides the budgets; ``store`` is continued where it exists.
+
+    ``force`` takes a fitted model of another network, target or runtime version all the same.
+    """
 
     model: nn.Module
     groups: ChannelGroups
@@ -68,6 +71,7 @@ class Work:
     seed: int = 0
     minimum: float = 0.05
     name: str | None = None
+    force: bool = False
     listener: Callable[[Any], None] | None = None
 
 
@@ -121,7 +125,7 @@ def learn(
     if isinstance(source, pd.DataFrame):
         table = source
     elif source is not None and Path(source).suffix == ".json":
-        return budgets.load(source, groups, target=target.title)
+        return budgets.load(source, groups, target=target.title, environment=target.describe(), force=work.force)
     elif source is not None:
         table = _stored(Path(source), groups, target, rules, quantity)
     else:

@@ -73,7 +73,7 @@ def _demo(out: Path) -> int:
     from dsa_hw.commands.compare import text_of
     from dsa_hw.comparison import compare
     from dsa_hw.errors import MeasurementError
-    from dsa_hw.workshop import Settings
+    from dsa_hw.settings import Settings
     from profilers import Protocol
 
     begin = time.perf_counter()

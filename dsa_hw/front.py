@@ -70,6 +70,7 @@ def allocate(
     settings: Settings | None = None,
     proposal: Proposal | None = None,
     name: str | None = None,
+    force: bool = False,
 ) -> Allocation:
     """A smaller network within every budget, measured on the target, with a certificate. ``model`` is not changed.
 
@@ -92,6 +93,7 @@ def allocate(
         settings: of the correction.
         proposal: of an earlier allocation of this network (``result.proposal``): its keep ratios are projected to the
             new budgets and the method is not run again.
+        force: use a fitted model's file though it is of another network, target or runtime version.
 
     Raises:
         InfeasibleBudgetError: no configuration keeps the budget (before anything is trained).
@@ -123,6 +125,7 @@ def allocate(
             seed=seed,
             minimum=minimum,
             name=name or type(model).__name__,
+            force=force,
             listener=bar,
         )
         lines = prepare(wanted, work, target or _target_of(model), profile)

@@ -27,7 +27,8 @@ from dsa_hw.front import allocate
 from dsa_hw.gauges import rules_for
 from dsa_hw.inputs import example_for
 from dsa_hw.progress import Bar
-from dsa_hw.workshop import Settings, Workshop, answers, digest, rewind, slug, train, train_dense
+from dsa_hw.settings import Settings
+from dsa_hw.workshop import Workshop, answers, digest, rewind, slug, train, train_dense
 
 if TYPE_CHECKING:
     from budgets import Budget, CostModel

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.tree import DecisionTreeRegressor
 
@@ -85,16 +86,19 @@ class _Boosting(CostRegressor):
         self.bias_ = float(target.mean())
         residual = target - self.bias_
         paths: list[tuple[float, list[tuple[int, float, float]]]] = []
-        for seed in range(self.trees):
-            tree = DecisionTreeRegressor(
-                max_depth=self.max_depth,
-                min_samples_leaf=min(self.min_samples_leaf, len(y) // 2),
-                monotonic_cst=np.ones(phi.shape[1], np.int8) if self.monotone else None,
-                random_state=seed,
-            ).fit(phi, residual)
-            found = _paths(tree.tree_, self.learning_rate)
-            paths += found
-            residual = residual - _leaves(phi, *_padded(found, self.max_depth)).sum(-1)
+        # Trees work in float32; converted and checked once, not a hundred times, which is most of the time otherwise.
+        single = np.ascontiguousarray(phi, np.float32)
+        with config_context(assume_finite=True, skip_parameter_validation=True):
+            for seed in range(self.trees):
+                tree = DecisionTreeRegressor(
+                    max_depth=self.max_depth,
+                    min_samples_leaf=min(self.min_samples_leaf, len(y) // 2),
+                    monotonic_cst=np.ones(phi.shape[1], np.int8) if self.monotone else None,
+                    random_state=seed,
+                ).fit(single, residual, check_input=False)
+                found = _paths(tree.tree_, self.learning_rate)
+                paths += found
+                residual = residual - _leaves(phi, *_padded(found, self.max_depth)).sum(-1)
         self.leaf_, self.feature_, self.threshold_, self.sign_ = _padded(paths, self.max_depth)
 
     def _predict(self, alpha: Array) -> Array:

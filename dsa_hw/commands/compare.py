@@ -47,7 +47,7 @@ def add(subparsers: Any) -> None:
 
 def add_training(parser: argparse.ArgumentParser, data_required: bool = True) -> None:
     """Model, data, budgets, training and measuring: the same for ``compare`` and ``sweep``."""
-    from dsa_hw.workshop import Settings
+    from dsa_hw.settings import Settings
 
     default = Settings()
     option = parser.add_argument
@@ -77,7 +77,7 @@ def add_training(parser: argparse.ArgumentParser, data_required: bool = True) ->
 
 def settings_of(args: argparse.Namespace) -> Any:
     """The training settings that were typed."""
-    from dsa_hw.workshop import Settings
+    from dsa_hw.settings import Settings
 
     epochs = (0.0 if args.weights or not args.data else 20.0) if args.train_epochs is None else args.train_epochs
     return Settings(

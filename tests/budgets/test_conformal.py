@@ -13,6 +13,7 @@ import torch
 from budgets.conformal import Calibration, calibrate
 from budgets.features import physics_features
 from budgets.regression import PhysicsNNLS
+from budgets.selection import Comparison, compare
 from dsa_hw.errors import ProfileError
 
 
@@ -74,6 +75,58 @@ def test_jackknife_models_have_not_seen_their_configuration(
     assert len(bound.models) == 12
     for i in range(12):
         alone = PhysicsNNLS(physics_features(groups)).fit(np.delete(alpha, i, 0), np.delete(y, i))
+        assert bound.ratios[i] == pytest.approx(y[i] / alone.predict(alpha[i : i + 1])[0], rel=1e-9)
+
+
+class _Wavy(PhysicsNNLS):
+    """Physics times an arbitrary ripple: of many such candidates, cross-validation elects the luckiest."""
+
+    def __init__(
+        self, features: Any = None, *, ripple: int = 0, sizes: Any = None, blocks: Any = None, outside: str = "clip"
+    ) -> None:
+        super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
+        self.ripple = ripple
+
+    def _predict(self, alpha: Any) -> Any:
+        direction = 8 * np.random.default_rng(self.ripple).normal(size=alpha.shape[1])
+        return super()._predict(alpha) * (1 + 0.06 * np.sin(alpha @ direction))
+
+
+def _chooser(found: Comparison, contenders: dict[str, PhysicsNNLS]) -> Callable[[Any], PhysicsNNLS]:
+    return lambda rows: contenders[found.without(rows)]
+
+
+def test_bound_pays_for_the_choice_among_candidates() -> None:
+    contenders = {str(i): _Wavy(ripple=i) for i in range(20)}
+    naive, honest = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        alpha = rng.uniform(0.2, 1, (220, 4))
+        y = alpha.sum(1) * np.exp(0.03 * rng.normal(size=220))
+        found = compare(contenders, alpha[:20], y[:20], repeats=1, seed=seed)
+        for choose, covered in ((None, naive), (_chooser(found, contenders), honest)):
+            bound = calibrate(contenders[found.chosen], alpha[:20], y[:20], choose=choose)
+            covered.append((y[20:] <= bound.upper(alpha[20:], 0.9)[0]).mean())
+    assert np.mean(naive) < 0.9 <= np.mean(honest)
+    assert np.mean(honest) > np.mean(naive) + 0.02
+
+
+def test_left_out_configurations_have_no_say_in_the_choice() -> None:
+    rng = np.random.default_rng(0)
+    alpha = rng.uniform(0.2, 1, (12, 3))
+    y = alpha.sum(1) * np.exp(0.03 * rng.normal(size=12))
+    contenders = {"first": PhysicsNNLS(), "other": _Wavy(ripple=3)}
+    # Configurations 0 to 5 speak for "other", 6 to 11 against; it takes all six to elect it.
+    first, gain = np.full(12, 0.05), np.where(np.arange(12) < 6, 0.01, -0.004)
+    chosen = Comparison(compare(contenders, alpha, y).table, "other", "", {}, {"first": first, "other": first - gain})
+    assert chosen.without(np.array([], np.intp)) == "other"
+    rows = [chosen.without(np.array([i])) for i in range(12)]
+    assert rows == ["first"] * 6 + ["other"] * 6
+    bound = calibrate(contenders["other"], alpha, y, choose=_chooser(chosen, contenders))
+    for i in range(12):
+        assert type(bound.models[bound.owner[i]]) is type(contenders[rows[i]])
+        kept = np.delete(np.arange(12), i)
+        alone = contenders[rows[i]].fit(alpha[kept], y[kept])
         assert bound.ratios[i] == pytest.approx(y[i] / alone.predict(alpha[i : i + 1])[0], rel=1e-9)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import budgets
-from budgets.cli import add_fit_command, report, run
+from budgets.cli import add_fit_command, add_force_option, report, run
 from budgets.selection import candidates
 from dsa_hw.errors import ProfileError
 
@@ -147,6 +147,16 @@ def test_command_fits_saves_and_draws(groups: Any, profile: Factory, tmp_path: P
     text = report(model)
     assert "upper bound at 90 %" in text
     assert all(name in text for name in candidates(groups))
+
+
+def test_force_on_a_command_line(groups: Any, profile: Factory, network: Factory, tmp_path: Path) -> None:
+    path = budgets.fit(profile(groups), groups).save(tmp_path / "latency.json")
+    parser = argparse.ArgumentParser()
+    add_force_option(parser)
+    with pytest.raises(ProfileError, match="--force"):
+        budgets.load(path, groups, target="torch/cpu", force=parser.parse_args([]).force)
+    forced = budgets.load(path, groups, target="torch/cpu", force=parser.parse_args(["--force"]).force)
+    assert any("torch/cpu" in note for note in forced.provenance.notes)
 
 
 def test_plot_without_groups_and_with_a_wrong_name(groups: Any, profile: Factory, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.comparison import compare
 from dsa_hw.equal import match
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError
+from dsa_hw.settings import Settings
 from dsa_hw.sweeping import sweep
-from dsa_hw.workshop import Settings, Workshop, slug
+from dsa_hw.workshop import Workshop, slug
 from tests.compare.small import digits, formula, net
 
 QUICK = Settings(train_epochs=2, epochs=1, finetune_epochs=1, samples=16, holdout=4, reading=1.0, time_limit=30.0)

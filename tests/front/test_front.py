@@ -273,3 +273,16 @@ def test_onnx_runtime_from_end_to_end(net: Net, lenient: Protocol, tmp_path: Pat
         assert output == pytest.approx(result.model(example).numpy(), abs=1e-4)
     assert Plan.load(tmp_path / "plan.json").certificate == result.plan.certificate
     assert replace(result.plan, certificate=None).widths == result.widths.to_dict()
+
+
+def test_a_fitted_model_of_another_version_needs_force(
+    net: Net, example: torch.Tensor, formula: Formula, tmp_path: Path
+) -> None:
+    table = profile_table(net, example)
+    table.attrs["environment"] = {"formula": "0"}
+    file = budgets.fit(table, find_groups(net, (example,))).save(tmp_path / "latency.json")
+    settings: dict[str, Any] = {"example_inputs": example, "target": formula, "profile": file, "method": "uniform"}
+    with pytest.raises(ProfileError, match="formula"):
+        allocate(net, budgets.LatencyBudget("60%"), progress=False, **settings)
+    result = allocate(net, budgets.LatencyBudget("60%"), progress=False, force=True, **settings)
+    assert result.certificate.verdict == "MET", result.rounds.to_string()
