@@ -47,6 +47,9 @@ class Allocator:
     importance   b_i of every unit: a name or a function, asked again at every step since weights change
     beta2        sharpness of the masks at the first and at the last step; it grows geometrically in between
     masks        estimator of the gradient through the masks (see ``dsa_hw.relaxation``), and ``samples`` of them
+    weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
+                 for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which
+                 weights can learn to undo
     minimum      smallest keep ratio
     precision    "fp32" (leaves a surrounding autocast in force), "bf16" or "fp16"
     """
@@ -64,6 +67,7 @@ class Allocator:
         beta2: tuple[float, float] = (2.0, 50.0),
         masks: str = "soft",
         samples: int = 1,
+        weight_masks: str = "hard",
         minimum: float = 0.05,
         precision: str = "fp32",
         seed: int = 0,
@@ -79,6 +83,9 @@ class Allocator:
         self.network: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self.loss, self.importance, self.beta2_range = loss, importance, beta2
         self.estimator, self.samples, self.precision = masks, samples, precision
+        if weight_masks not in ("hard", "sampled", "soft"):
+            raise WidthError(f"weight_masks = {weight_masks!r}: choose from hard, sampled, soft")
+        self.weight_masks = weight_masks
         pace = max(1, round(steps * 2 / 3))
         settle = steps - pace
         # A group of one unit has nothing to give; below one unit nobody can keep anything.
@@ -88,7 +95,7 @@ class Allocator:
         self._generator = torch.Generator().manual_seed(seed)
         self._first_loss: float | None = None
         self._rows: list[dict[str, float]] = []
-        self._shadow: list[Tensor] | None = None
+        self._shadow: Tensor | None = None
 
     @property
     def finished(self) -> bool:
@@ -122,16 +129,30 @@ class Allocator:
 
     @contextlib.contextmanager
     def masks(self) -> Iterator[nn.Module]:
-        """The network with the present masks on, for weight steps: soft ones, the same until the next `step`."""
+        """The network with the present masks on, for weight steps; see ``weight_masks``."""
         if self.admm.finished and self.admm.state.step == 0:  # dense keeps the budgets: there is nothing to mask
             yield self.model
             return
         if self._shadow is None:
-            with torch.no_grad():
-                p = self._probabilities(torch.from_numpy(self.admm.alpha))
-            self._shadow = [mask.to(torch.float32) for mask in self._layout.split(p)]
-        with masked(self.network, self.groups, self._shadow):
+            self._shadow = self._present()
+        masks = self._shadow
+        if self.weight_masks == "sampled":
+            draw = torch.rand(masks.shape, generator=self._generator)
+            masks = (draw < masks).to(torch.float32)
+        with masked(self.network, self.groups, self._layout.split(masks)):
             yield self.model
+
+    def _present(self) -> Tensor:
+        """Masks (K, C_max) of the present keep ratios, or what they are sampled from."""
+        alpha = torch.from_numpy(self.admm.alpha)
+        if self.weight_masks != "hard":
+            with torch.no_grad():
+                return self._probabilities(alpha).to(torch.float32)
+        counts = self._layout.counts()
+        kept = (alpha * counts).round().clamp(min=1.0)
+        importance = self._layout.pad(self.importances(), fill=-1.0)
+        rank = importance.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        return (rank < kept[:, None]).to(torch.float32)
 
     def _probabilities(self, alpha: Tensor) -> Tensor:
         return keep_probabilities(alpha, self._layout.pad(self.importances()), self.beta2, self._layout)

@@ -38,6 +38,7 @@ _OPTIONS: dict[str, Any] = {
     "beta2": (2.0, 50.0),
     "masks": "soft",
     "samples": 1,
+    "weight_masks": "hard",
     "travel": 4.0,
     "metric": "cost",
     "smoothing": 0.9,
@@ -113,7 +114,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         allocator={
             "importance": problem.importance,
             "minimum": problem.minimum,
-            **{key: options[key] for key in ("masks", "samples", *_ADMM)},
+            **{key: options[key] for key in ("masks", "samples", "weight_masks", *_ADMM)},
         },
     )
     model = copy.deepcopy(problem.model)

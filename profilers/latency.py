@@ -63,10 +63,18 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (%(default)s)")
     add("--input", help="input shape, for example 1x3x224x224 (the model's own)")
     add("--batch", type=_positive, help="batch size (that of the input shape)")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1, mps or table:PATH.csv (%(default)s)")
+    add(
+        "--device",
+        default="cpu",
+        help="cpu, cuda, cuda:1, mps, ethos-u55-128, ssh://USER@HOST, adb:SERIAL or table:PATH.csv (%(default)s)",
+    )
     if quantity == "latency":
         add("--fleet", help="measure on the boards behind this Dask scheduler, for example tls://scheduler:8786")
-    add("--runtime", default="auto", help="auto, torch, compile, onnxruntime, openvino or tensorrt (%(default)s)")
+    add(
+        "--runtime",
+        default="auto",
+        help="auto, torch, compile, onnxruntime, openvino, tensorrt or litert (%(default)s)",
+    )
     add("--precision", default="fp32", choices=("fp32", "fp16"))
     add("--threads", type=_positive, default=1, help="CPU threads of one run (%(default)s)")
     add("--samples", type=_positive, default=40, help="configurations to fit a model to (%(default)s)")

@@ -50,7 +50,10 @@ _PROPERTIES = {
 
 @register("adb")
 class Adb(Target):
-    """LiteRT (XNNPACK) on an Android device. ``convert`` makes the bytes of a .tflite file of (module, inputs)."""
+    """LiteRT (XNNPACK) on an Android device.
+
+    ``convert`` makes the bytes of a .tflite file of (module, inputs); by default `profilers.tflite.to_bytes`.
+    """
 
     slow_to_load = True
 
@@ -87,17 +90,19 @@ class Adb(Target):
                 f"adb -s {self.serial} push benchmark_model {self.binary} and adb shell chmod +x {self.binary}"
             )
         if self.convert is None:
-            raise MissingDependencyError(
-                "nothing that makes .tflite files is wired to adb targets; from Python pass a target made with "
-                f"profilers.targets.adb.Adb({self.name!r}, convert=FUNCTION), FUNCTION(module, inputs) -> bytes"
-            )
+            from profilers.worker import versions
+
+            versions()  # refuses where the environment that converts is missing, with the command that makes it
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Push a network (a module, or the bytes of a .tflite file) under its content hash, unless it is there."""
         if not isinstance(artefact, bytes):
             if self.convert is None:
-                raise MissingDependencyError("give adb targets bytes of a .tflite file, or convert=")
-            artefact = self.convert(artefact, inputs)
+                from profilers.tflite import to_bytes
+
+                artefact = to_bytes(artefact, inputs)
+            else:
+                artefact = self.convert(artefact, inputs)
         name = hashlib.sha256(artefact).hexdigest()
         file = f"{_FOLDER}/{name}.tflite"
         if self._hash(file) != name:

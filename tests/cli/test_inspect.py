@@ -63,7 +63,7 @@ def test_factory_with_its_own_inputs(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "resnet81"], "Did you mean resnet18"),
+        (["--model", "resnet81"], "Did you mean resnet8 or resnet18"),
         (["--model", "timm/no_such_net"], "no model is called 'timm/no_such_net'"),
         (["--model", "no.such:thing"], "package.module:factory"),
         (["--model", f"{HERE}:absent"], "package.module:factory"),

@@ -45,7 +45,7 @@ class Formula(Target):
         return {"formula": f"{self.per} {self.multiple}"}
 
 
-@register("formula")
+@register("boardformula")
 class Even(Formula):
     pass
 

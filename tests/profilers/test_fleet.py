@@ -120,9 +120,9 @@ def _until(true: Any, seconds: float = 30.0) -> None:
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     made = Processes(tmp_path_factory.mktemp("fleet"))
     try:
-        made.worker("one", "formula/cpu=1,onnxruntime/cpu=1")
-        made.worker("mortal", "formula/cpu=1", FLEET_DIES_AT="1")
-        made.worker("slow", "formula/cpu=1", FLEET_FACTOR="1.3")
+        made.worker("one", "boardformula/cpu=1,onnxruntime/cpu=1")
+        made.worker("mortal", "boardformula/cpu=1", FLEET_DIES_AT="1")
+        made.worker("slow", "boardformula/cpu=1", FLEET_FACTOR="1.3")
         made.wait()
         yield made
     finally:
@@ -132,7 +132,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 @pytest.fixture
 def here() -> Iterator[str]:
     """The address of a fleet of two workers in this process."""
-    resources = {"formula/cpu": 1, "stepped/cpu": 1}
+    resources = {"boardformula/cpu": 1, "stepped/cpu": 1}
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
@@ -172,17 +172,17 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
 
     monkeypatch.setattr(FleetBench, "measure", measure)
     with caplog.at_level(logging.INFO):
-        tables = profile_fleet(*tiny, processes.address, "formula/cpu", out=out, **SMALL)
+        tables = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert processes.running["mortal"].wait(10) == 9
     assert not unfinished, "the wave of the board that died was done by another"
     assert "mortal" in caplog.text
     assert "is gone; its configurations go to other boards" in caplog.text
-    assert "slow kept apart from formula/cpu fp32 x1, control" in caplog.text
+    assert "slow kept apart from boardformula/cpu fp32 x1, control" in caplog.text
     fast, slow = tables.items()
     for (_, table), factor in ((fast, 1.0), (slow, 1.3)):
         check_table(table, factor)
-        assert table.attrs["target"] == "formula/cpu fp32 x1"
-    assert all(kind.startswith("formula/cpu fp32 x1, control ") for kind in tables)
+        assert table.attrs["target"] == "boardformula/cpu fp32 x1"
+    assert all(kind.startswith("boardformula/cpu fp32 x1, control ") for kind in tables)
     stored = profilers.load(out, protocol=RULES)
     assert len(stored.profiles) == 2
     assert {round(t["seconds"].max(), 9) for t in stored.profiles.values()} == {
@@ -190,7 +190,7 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
     }
 
     # The same command again: both kinds are recognised by their controls, and nothing is measured twice.
-    again = profile_fleet(*tiny, processes.address, "formula/cpu", out=out, **SMALL)
+    again = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert list(again) == list(tables)
     assert len(profilers.load(out, protocol=RULES).samples) == len(stored.samples)
     for kind, table in tables.items():
@@ -217,11 +217,11 @@ def test_an_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_fleet(*tiny, here, "formula/cpu", out=out, listener=impatient, **SMALL)
+        profile_fleet(*tiny, here, "boardformula/cpu", out=out, listener=impatient, **SMALL)
     with Store(out) as store:
         before = store.table("samples")[1]
     assert before
-    (table,) = profile_fleet(*tiny, here, "formula/cpu", out=out, **SMALL).values()
+    (table,) = profile_fleet(*tiny, here, "boardformula/cpu", out=out, **SMALL).values()
     check_table(table, 1.0)
     with Store(out) as store:
         after = store.table("samples")[1]
@@ -233,9 +233,9 @@ def test_an_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) 
 def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SMALL, "samples": 14, "holdout": 3}
     tables = profile_fleet(*tiny, here, "auto/any", out=tmp_path / "p.sqlite", **options)
-    assert set(tables) == {"formula/cpu fp32 x1", "stepped/cpu fp32 x1"}
+    assert set(tables) == {"boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"}
     dense = {kind: float(t[t["split"] == "dense"]["seconds"].iloc[0]) for kind, t in tables.items()}
-    one, two = (f"{kind}/cpu" for kind in ("formula", "stepped"))
+    one, two = (f"{kind}/cpu" for kind in ("boardformula", "stepped"))
     limits = {one: 0.75 * dense[f"{one} fp32 x1"], two: 0.6 * dense[f"{two} fp32 x1"]}
     wanted = [
         budgets.LatencyBudget(f"{1e3 * limits[target]!r}ms", target=target, profile=tables[f"{target} fp32 x1"])
@@ -246,7 +246,7 @@ def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, m
         tiny[0], wanted, example_inputs=tiny[1], method="uniform", protocol=RULES, progress=False, minimum=0.1
     )
     assert result.certificate.verdict == "MET", str(result.certificate)
-    assert [entry.target for entry in result.certificate.entries] == ["formula/cpu fp32 x1", "stepped/cpu fp32 x1"]
+    assert [entry.target for entry in result.certificate.entries] == ["boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"]
     for entry, target in zip(result.certificate.entries, (one, two), strict=True):
         measured = profilers.measure(result.model, tiny[1], target, protocol=RULES).seconds
         assert measured == pytest.approx(entry.measured, rel=0.003)
@@ -256,16 +256,17 @@ def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, m
 
 def test_the_command(here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--model", "tests.profilers.fleet_networks:tiny", "--fleet", here, "--device", "cpu"]
-    command = [*common, "--runtime", "formula", "--samples", "4", "--holdout", "1", "--grid", "4", "--time-limit", "60"]
+    rest = ["--samples", "4", "--holdout", "1", "--grid", "4", "--time-limit", "60"]
+    command = [*common, "--runtime", "boardformula", *rest]
     assert latency.main([*command, "--out", str(tmp_path / "p.sqlite"), "--json"]) == 0
     (kind,) = json.loads(capsys.readouterr().out)["kinds"]
-    assert kind["kind"] == kind["target"] == "formula/cpu fp32 x1"
+    assert kind["kind"] == kind["target"] == "boardformula/cpu fp32 x1"
     assert len(kind["configurations"]) == 5
     assert latency.main([*command, "--out", str(tmp_path / "p.sqlite")]) == 0
-    assert capsys.readouterr().out.startswith("kind: formula/cpu fp32 x1\nnetwork")
+    assert capsys.readouterr().out.startswith("kind: boardformula/cpu fp32 x1\nnetwork")
     assert latency.main([*common, "--runtime", "openvino"]) == 2
     text = capsys.readouterr().err
-    assert "2 workers, which declare formula/cpu, stepped/cpu" in text
+    assert "2 workers, which declare boardformula/cpu, stepped/cpu" in text
     assert '--resources "openvino/cpu=1"' in text
     assert latency.main([*command, "--self-check"]) == 2
 
@@ -274,11 +275,11 @@ def test_boards_that_cannot_measure_are_left_out(
     here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(MeasurementError, match="no board of the fleet can measure"):
-        profile_fleet(*tiny, here, "formula/cpu", **{**SMALL, "precision": "fp64"})
+        profile_fleet(*tiny, here, "boardformula/cpu", **{**SMALL, "precision": "fp64"})
     assert "precision 'fp64' is not known" in caplog.text
     monkeypatch.setattr(fleet_board.Formula, "artefact", "module")
     with pytest.raises(MeasurementError, match="no board of the fleet can measure"):
-        profile_fleet(*tiny, here, "formula/cpu", **SMALL)
+        profile_fleet(*tiny, here, "boardformula/cpu", **SMALL)
     assert "only ONNX files are sent to boards" in caplog.text
     monkeypatch.setattr(fleet_board.Formula, "artefact", "onnx")
 
@@ -287,7 +288,7 @@ def test_boards_that_cannot_measure_are_left_out(
 
     monkeypatch.setattr(board, "_inputs", broken)
     with pytest.raises(MeasurementError, match="cannot measure: this network is refused"):
-        profile_fleet(*tiny, here, "formula/cpu", **SMALL)
+        profile_fleet(*tiny, here, "boardformula/cpu", **SMALL)
 
 
 def test_the_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +320,7 @@ def test_a_wave_goes_to_a_board_that_has_not_tried_it_and_outlives_few() -> None
 
 def introduced(name: str, control: float, **environment: str) -> Board:
     about = {"environment": {"target": "t", "kernel": "6.1", **environment}, "control": control, "title": "t"}
-    return Board(f"tcp://{name}", "formula/cpu", name, about)
+    return Board(f"tcp://{name}", "boardformula/cpu", name, about)
 
 
 def test_kinds() -> None:
@@ -349,12 +350,12 @@ class Scripted:
 
     def identity(self, n_workers: int) -> dict[str, Any]:
         assert n_workers == -1, "all of them"
-        about = {"resources": {"formula/cpu": 1.0}, "nthreads": 2}
+        about = {"resources": {"boardformula/cpu": 1.0}, "nthreads": 2}
         return {"workers": {name: {**about, "name": name} for name in self.controls}}
 
     def submit(self, function: Any, *_: Any, workers: list[str], **options: Any) -> Any:
         assert function is tasks.introduce
-        assert options["resources"] == {"formula/cpu": 1}
+        assert options["resources"] == {"boardformula/cpu": 1}
         about = {**introduced(workers[0], self.controls[workers[0]]).about, "watched": True, "estimated": None}
         return SimpleNamespace(done=lambda: True, status="finished", result=lambda: about, cancel=lambda: None)
 
@@ -370,8 +371,8 @@ def test_boards_come_and_go(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     fleet.look()
     fleet.look()
     assert sorted(b.name for b in kind.boards.values()) == ["b", "c"]
-    assert "a (formula/cpu at a) is gone" in caplog.text
-    assert "odd (formula/cpu at odd) (control 1500 ms) is of no kind in this run" in caplog.text
+    assert "a (boardformula/cpu at a) is gone" in caplog.text
+    assert "odd (boardformula/cpu at odd) (control 1500 ms) is of no kind in this run" in caplog.text
     client.controls = {"a": 1.0}
     fleet.look()
     assert [b.name for b in kind.boards.values()] == ["a"]
@@ -451,13 +452,14 @@ def test_tls_from_dasks_own_configuration(certificates: dict[str, str], tiny: Ne
     with dask.config.set(settings):
         cluster = LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, protocol="tls://", host="127.0.0.1",
-            dashboard_address=":0", security=Security(), resources={"formula/cpu": 1},
+            dashboard_address=":0", security=Security(), resources={"boardformula/cpu": 1},
         )  # fmt: skip
     with cluster:
         address = cluster.scheduler_address
         assert address.startswith("tls://")
         with dask.config.set(settings):
-            (table,) = profile_fleet(*tiny, address, "formula/cpu", **{**SMALL, "samples": 3, "holdout": 0}).values()
+            few = {**SMALL, "samples": 3, "holdout": 0}
+            (table,) = profile_fleet(*tiny, address, "boardformula/cpu", **few).values()
         assert len(table) == 3
         with pytest.raises(MeasurementError, match="certificates in Dask's configuration"):
-            profile_fleet(*tiny, address, "formula/cpu", **SMALL)
+            profile_fleet(*tiny, address, "boardformula/cpu", **SMALL)

@@ -1,0 +1,143 @@
+"""Arm Ethos-U NPUs, by the word of Arm's own compiler: torch -> LiteRT -> int8 -> Vela's estimate of cycles.
+
+``--device ethos-u55-128`` (and every other accelerator that Vela knows) is the system that Vela takes by default;
+``--device "ethos-u55-128?system=Ethos_U55_Deep_Embedded&memory=Sram_Only"`` another one, ``&config=FILE.ini`` your own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from profilers.tflite import TfliteFile, TfliteTemplate, arrays_of, convert
+from profilers.worker import Worker, versions
+
+from .base import Loaded, Target, register
+from .litert import outputs
+
+__all__ = ["EthosU"]
+
+_ACCELERATORS = {"u55": (32, 64, 128, 256), "u65": (256, 512), "u85": (128, 256, 512, 1024, 2048)}
+# What Vela takes where nothing is said: the system, and which memory holds what.
+_DEFAULTS = {
+    "u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
+    "u65": ("Ethos_U65_Client_Server", "Dedicated_Sram_384KB"),
+    "u85": ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB"),
+}
+_CONFIG = "Arm/vela.ini"  # comes with Vela
+
+
+@register("ethos_u")
+class EthosU(Target):
+    """Int8 inference on an Ethos-U, estimated by Vela: deterministic, and the sum of its operations."""
+
+    slow_to_load = True
+
+    def __init__(self, device: str, *, precision: str = "fp32", threads: int = 1) -> None:
+        super().__init__(device, precision=precision, threads=threads)
+        self.accelerator, self.system, self.memory, self.config = _parse(device)
+        self.worker = Worker()
+        self._versions: dict[str, str] | None = None
+
+    def check(self) -> None:
+        """The environment with Vela in it."""
+        if self.precision != "fp32":
+            raise ProfileError(f"--precision {self.precision} asked for; an Ethos-U runs int8: leave --precision out")
+        if self.config != _CONFIG and not Path(self.config).is_file():
+            raise ProfileError(f"{self.device}: there is no file {self.config}; give one in Vela's .ini format")
+        self._known()
+
+    def _known(self) -> dict[str, str]:
+        if self._versions is None:
+            self._versions = versions()
+        return self._versions
+
+    @property
+    def estimated(self) -> str:  # type: ignore[override]
+        """Whose word it is."""
+        return f"estimated by Vela {self._known()['ethos-u-vela']}"
+
+    @property
+    def title(self) -> str:
+        """Accelerator, precision, system and memory mode."""
+        return f"{self.accelerator} int8 {self.system} {self.memory}"
+
+    def describe(self) -> dict[str, str]:
+        """Versions of everything on the way, and the system by name (and by content, where it is the user's own)."""
+        known = self._known()
+        config = self.config
+        if config != _CONFIG:
+            config = f"{Path(config).name} sha256 {hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]}"
+        return {
+            "vela": known["ethos-u-vela"],
+            "litert-torch": known["litert-torch"],
+            "ai-edge-quantizer": known["ai-edge-quantizer"],
+            "system": self.system,
+            "memory mode": self.memory,
+            "config": config,
+        }
+
+    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> TfliteTemplate:
+        """Convert once; configurations are that file narrowed, and each is quantised."""
+        return TfliteTemplate(self.worker, model, groups, inputs)
+
+    def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
+        """Quantise a float LiteRT file (or a module, converted first, which takes many seconds) and ask Vela."""
+        file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
+        found = self.estimate(file, inputs)
+        cycles = {operation["name"]: operation["cycles"] / found["clock"] for operation in found["operations"]}
+        exact = Loaded.exact(found["seconds"], cycles)
+
+        def floats() -> list[Any]:
+            # Of the float file: what is proved by comparing it is that the right channels were removed.
+            with arrays_of(self.worker, inputs) as arrays:
+                self.worker.ask("load", model=file.name, inputs=arrays, threads=1)
+            found = outputs(file)
+            self.worker.ask("forget", model=file.name)
+            return found
+
+        return Loaded(exact.once, exact.clock, exact.operations, floats)
+
+    def estimate(self, file: TfliteFile, inputs: tuple[Any, ...]) -> dict[str, Any]:
+        """All that Vela says about a network: see `profilers.workers.vela.parse`."""
+        path = self.worker.path(".int8.tflite")
+        config = self.config if self.config == _CONFIG else str(Path(self.config).resolve())
+        system = {"system": self.system, "memory": self.memory, "config": config}
+        try:
+            with arrays_of(self.worker, inputs) as arrays:
+                self.worker.ask("quantise", model=file.name, to=path.name, inputs=arrays)
+            found = self.worker.ask("vela", model=path.name, accelerator=self.accelerator, **system)
+        finally:
+            path.unlink(missing_ok=True)
+        if found["on_cpu"]:
+            kinds = ", ".join(sorted(set(found["on_cpu"])))
+            why = "; ".join(dict.fromkeys(found["reasons"]))[:200] or "no reason given"
+            raise MeasurementError(
+                f"{self.accelerator} cannot run {len(found['on_cpu'])} operation(s) of this network ({kinds}: {why}); "
+                "they would run on the CPU, for which Vela gives no time. Replace them (docs/ethos-u.md)"
+            )
+        return found
+
+    def known_grid(self) -> int | None:
+        """Cycles jump after multiples of 16 on a U85, of 8 on the others (docs/ethos-u.md says what was swept)."""
+        return 16 if "-u85-" in self.accelerator else 8
+
+
+def _parse(device: str) -> tuple[str, str, str, str]:
+    """``ethos-u55-128?system=S&memory=M&config=FILE`` -> accelerator, system, memory mode, configuration file."""
+    accelerator, _, query = device.partition("?")
+    match = re.fullmatch(r"ethos-(u\d+)-(\d+)", accelerator)
+    if not match or int(match[2]) not in _ACCELERATORS.get(match[1], ()):
+        known = ", ".join(f"ethos-{kind}-{macs}" for kind, sizes in _ACCELERATORS.items() for macs in sizes)
+        raise MissingDependencyError(f"device {accelerator!r} is not known; choose one of {known}")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - {"system", "memory", "config"}):
+        raise ProfileError(f"{device}: {unknown[0]!r} is not an option of this device; use system, memory or config")
+    if "config" in options and not {"system", "memory"} <= options.keys():
+        raise ProfileError(f"{device}: with a config, say which system and memory in it are meant")
+    system, memory = _DEFAULTS[match[1]]
+    return accelerator, options.get("system", system), options.get("memory", memory), options.get("config", _CONFIG)

@@ -1,0 +1,117 @@
+"""LiteRT (once TensorFlow Lite) on the CPU with XNNPACK: what phones run.
+
+Its packages live in an environment of their own (``dsa-hw setup litert``), and so does everything that is timed: a
+worker process there makes whole visits, control workload included, and counts its own waits for a processor.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsa_hw.errors import MissingDependencyError, ProfileError
+from profilers.tflite import TfliteFile, TfliteTemplate, arrays_of, convert
+from profilers.worker import Worker, versions
+
+from .base import Loaded, Target, register
+
+__all__ = ["LiteRT"]
+
+Floats = NDArray[np.float64]
+
+
+@register("litert")
+class LiteRT(Target):
+    """A float32 LiteRT file, images channel-last, through the interpreter and XNNPACK."""
+
+    slow_to_load = True
+
+    def __init__(self, device: str = "cpu", *, precision: str = "fp32", threads: int = 1) -> None:
+        super().__init__(device, precision=precision, threads=threads)
+        self.worker = Worker()
+        self.elsewhere = self
+        self._names: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
+
+    def check(self) -> None:
+        """The environment, and what it can do."""
+        if self.device != "cpu":
+            raise MissingDependencyError(f"device {self.device!r} asked for; LiteRT runs on --device cpu here")
+        if self.precision != "fp32":
+            raise ProfileError(f"precision {self.precision!r} asked for; the LiteRT target runs fp32")
+        versions()
+
+    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> TfliteTemplate:
+        """Convert once; configurations are that file narrowed."""
+        return TfliteTemplate(self.worker, model, groups, inputs)
+
+    def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
+        """Load a LiteRT file, or a module (converted first, which takes many seconds), in the worker."""
+        file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
+        with arrays_of(self.worker, inputs) as arrays:
+            self.worker.ask("load", model=file.name, inputs=arrays, threads=self.threads)
+
+        def clock(n: int) -> Floats:
+            return self._sequence([(file.name, n)])[0][0]
+
+        loaded = Loaded(lambda: clock(1), clock=clock, outputs=lambda: outputs(file))
+        self._names[loaded] = file.name
+        weakref.finalize(loaded, _forget, self.worker, file.name)
+        return loaded
+
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
+        """(network, runs) back to back in the worker."""
+        return self._sequence([(self._names[loaded], runs) for loaded, runs in steps])
+
+    def _sequence(self, steps: Sequence[tuple[str, int]]) -> list[tuple[Floats, float]]:
+        found = self.worker.ask("sequence", steps=list(steps), all_threads=self.threads > 1)["steps"]
+        return [(np.asarray(seconds, np.float64), math.nan if wait is None else wait) for seconds, wait in found]
+
+    def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
+        """The control back to back in the worker."""
+        request = {"seconds": seconds, "least": least, "all_threads": self.threads > 1}
+        return np.asarray(self.worker.ask("scan", model=self._names[control], **request)["rows"], np.float64)
+
+    def busiest(self) -> str | None:
+        """The worker runs on this computer."""
+        from profilers import environment
+
+        return environment.busiest()
+
+    def state(self) -> dict[str, float]:
+        """The worker runs on this computer."""
+        from profilers import environment
+
+        return {**environment.load(), "time": time.time()}
+
+    def describe(self) -> dict[str, str]:
+        """Versions in the worker's environment, and the interpreter's options."""
+        found = versions()
+        return {
+            "ai-edge-litert": found["ai-edge-litert"],
+            "litert-torch": found["litert-torch"],
+            "interpreter": f"num_threads={self.threads} delegate=XNNPACK layout=NHWC",
+        }
+
+
+def outputs(file: TfliteFile) -> list[NDArray[Any]]:
+    """Outputs of a loaded file, float32, images channel-first."""
+    stem = file.worker.path("").name
+    paths = [
+        file.worker.folder / f"{stem}.{i}.npy"
+        for i in range(file.worker.ask("outputs", model=file.name, to=stem)["count"])
+    ]
+    found = [np.load(path, allow_pickle=False) for path in paths]
+    for path in paths:
+        path.unlink()
+    return found
+
+
+def _forget(worker: Worker, name: str) -> None:
+    if worker.pid is not None:
+        worker.ask("forget", model=name)

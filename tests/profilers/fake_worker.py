@@ -1,0 +1,89 @@
+"""Stands in for the worker where its environment is not installed: the same protocol, made-up numbers.
+
+A network's cycles are 1000 for every kept index that ``narrow`` was told, or a million where it was told nothing. The
+word in ``FAKE_WORKER`` makes it misbehave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+FOLDER, MOOD = Path(sys.argv[2]), os.environ.get("FAKE_WORKER", "")
+
+
+def convert(program: str, model: str, shapes: list[list[int]]) -> Any:
+    with zipfile.ZipFile(FOLDER / program) as archive:
+        pickled = [name for name in archive.namelist() if archive.read(name)[:2] in (b"PK", b"\x80\x02", b"\x80\x04")]
+    if pickled:
+        return {"refused": f"pickles crossed: {pickled}"}
+    (FOLDER / model).write_text("1000000")
+    return {"done": {"narrows": "PACK 'x': this operator is not understood" if MOOD == "rigid" else ""}}
+
+
+def narrow(template: str, model: str, slices: dict[str, dict[str, list[int]]], pads: list[Any]) -> Any:
+    assert (FOLDER / template).exists()
+    kept = sum(len(indices) for cuts in slices.values() for indices in cuts.values())
+    (FOLDER / model).write_text(str(1000 * kept or 1000000))
+    return {"done": {}}
+
+
+def quantise(model: str, to: str, inputs: list[str]) -> Any:
+    assert all((FOLDER / name).exists() for name in inputs)
+    (FOLDER / to).write_text((FOLDER / model).read_text())
+    return {"done": {}}
+
+
+def vela(model: str, **system: str) -> Any:
+    cycles = float((FOLDER / model).read_text())
+    parts = [{"name": f"{i}:Conv2D", "kind": "Conv2D", "cycles": cycles / 2, "macs": 1.0, "busy": {}} for i in (0, 1)]
+    on_cpu = ["ArgMax"] if MOOD == "cpu" else []
+    return {
+        "done": {
+            "seconds": cycles / 5e8,
+            "cycles": cycles,
+            "clock": 5e8,
+            "operations": parts,
+            "on_cpu": on_cpu,
+            "reasons": ["too odd"],
+        }
+    }
+
+
+def load(model: str, inputs: list[str], threads: int) -> Any:
+    return {"done": {}}
+
+
+def sequence(steps: list[tuple[str, int]], all_threads: bool) -> Any:
+    each = {model: float((FOLDER / model).read_text()) / 5e8 for model, _ in steps}
+    return {"done": {"steps": [[[each[model]] * n, 0.0] for model, n in steps]}}
+
+
+def scan(model: str, seconds: float, least: int, all_threads: bool) -> Any:
+    one = float((FOLDER / model).read_text()) / 5e8
+    return {"done": {"rows": [[i * one, 0.0, one] for i in range(max(least, int(seconds / one)))]}}
+
+
+def forget(model: str) -> Any:
+    return {"done": {}}
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if MOOD == "dies":
+        sys.stderr.write("out of memory\n")
+        sys.exit(1)
+    if MOOD == "babbles":
+        answer = "I am no JSON"
+    elif MOOD == "sleeps":
+        time.sleep(600)
+    else:
+        do = request.pop("do")
+        answer = json.dumps(globals()[do](**request) if do in globals() else {"failed": f"no {do} here"})
+    sys.stdout.write(answer + "\n")
+    sys.stdout.flush()
