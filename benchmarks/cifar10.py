@@ -259,7 +259,11 @@ def scratch(args: argparse.Namespace) -> None:
 
 
 ABLATION: dict[str, dict[str, Any]] = {
-    "as it is": {},
+    "train + val: hard masks for weights": {"guide": "train"},
+    "train + val: sampled masks for weights": {"guide": "train", "weight_masks": "sampled"},
+    "train + val: soft masks for weights": {"guide": "train", "weight_masks": "soft"},
+    "no data": {"guide": "none"},
+    "val only": {},
     "masks: 1 straight-through": {"masks": "straight_through"},
     "masks: 4 straight-through": {"masks": "straight_through", "samples": 4},
     "4 batches per step": {"batches": 4},
@@ -281,18 +285,16 @@ def guidance(args: argparse.Namespace) -> None:
     case = trained_resnet20(args)
     book, seed, budget = Book(args.out), 0, 0.33
     part, parts = (int(n) for n in args.worker.split("/"))
-    rows = [("uniform", {}), ("dsa:none", {}), ("dsa:train", {}), *[("dsa", {"name": n}) for n in ABLATION]]
-    for index, (method, options) in enumerate(rows):
-        name = options.get("name", method)
+    for index, name in enumerate(("uniform", *ABLATION)):
         if index % parts != part or book.has(study="guidance", method=name):
             continue
         torch.manual_seed(seed)
         changes = dict(ABLATION.get(name, {}))
         minimum = changes.pop("minimum", 0.05)
         stored = changes.pop("statistics", None)
-        base, _, guide = method.partition(":")
-        guides = {"none": {"train": None, "val": None}, "train": {}}
-        problem = case.problem(budget, seed, base, minimum=minimum, **guides.get(guide, {"train": None}))
+        base, guide = ("dsa" if name in ABLATION else name), changes.pop("guide", "val")
+        guides: dict[str, dict[str, Any]] = {"none": {"train": None, "val": None}, "train": {}, "val": {"train": None}}
+        problem = case.problem(budget, seed, base, minimum=minimum, **guides[guide])
         if base == "dsa":
             problem = replace(problem, options={**problem.options, **changes})
         with stored_statistics() if stored else statistics_as_they_are():

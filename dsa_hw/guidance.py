@@ -45,9 +45,9 @@ _OPTIONS: dict[str, Any] = {
     "subproblem": "exact",
     "project_gradient": False,
     "precision": "fp32",
-    "lr": 0.01,
+    "lr": 0.02,
     "weight_decay": 5e-4,
-    "batch_size": 32,
+    "batch_size": None,
 }
 _ADMM = ("travel", "metric", "smoothing", "subproblem", "project_gradient")
 
@@ -71,7 +71,8 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
         batches: Any = Endless(problem.val, "val")
     else:
         loss = output_distance
-        batches = made_up_batches(model, problem.example_inputs, options["batch_size"], problem.seed)
+        size = options["batch_size"] or _batch_size(problem.example_inputs)
+        batches = made_up_batches(model, problem.example_inputs, size, problem.seed)
     allocator = Allocator(
         model,
         problem.groups,
@@ -157,6 +158,12 @@ def made_up_batches(model: nn.Module, example_inputs: Any, size: int, seed: int)
         with torch.no_grad(), statistics_kept(model):
             outputs = model(*made)
         yield (made[0] if len(made) == 1 else made), outputs
+
+
+def _batch_size(inputs: tuple[Any, ...]) -> int:
+    """32, fewer for large images: a batch norm takes its statistics over examples and pixels alike."""
+    pixels = max((x.shape[2:].numel() for x in inputs if isinstance(x, Tensor) and x.ndim == 4), default=1)
+    return max(8, min(32, 400_000 // pixels))
 
 
 def _like(example: Tensor, size: int, rng: torch.Generator) -> Tensor:

@@ -87,6 +87,30 @@ def test_weights_learn_under_the_masks(model: nn.Module) -> None:
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
 
+@pytest.mark.parametrize("kind", ["hard", "sampled", "soft"])
+def test_masks_for_weights(model: nn.Module, kind: str) -> None:
+    one = run(allocator(model, share=0.4, weight_masks=kind), Endless(batches()), steps=20)
+    seen = []
+    for _ in range(2):
+        with one.masks():
+            weight = model.useful_out._parameters["weight"]
+            seen.append((model.useful_out.weight / weight).detach().mean((0, 2, 3)))
+    first = seen[0].numpy()
+    alpha = dict(zip(one.groups.names, one.admm.alpha, strict=True))["useful"]
+    if kind == "hard":  # the most important units, as many as the keep ratio says
+        wanted = np.zeros(16)
+        wanted[np.argsort(-one.importances()[list(one.groups.names).index("useful")])[: max(1, round(16 * alpha))]] = 1
+        assert np.allclose(first, wanted)
+    elif kind == "sampled":
+        assert set(first.round(5)) <= {0.0, 1.0}
+        assert not torch.equal(seen[0], seen[1]) or first.mean() in (0.0, 1.0)
+    else:
+        assert np.isclose(first.mean(), alpha, atol=1e-5)
+        assert ((first > 0.01) & (first < 0.99)).any()
+    with pytest.raises(WidthError, match="hard, sampled, soft"):
+        allocator(model, weight_masks="firm")
+
+
 def test_killed_and_resumed_gives_the_same(model: nn.Module, tmp_path: Path) -> None:
     straight = run(allocator(model, masks="straight_through", seed=3), Endless(batches()))
     data = Endless(batches())
