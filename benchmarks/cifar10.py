@@ -271,8 +271,8 @@ ABLATION: dict[str, dict[str, Any]] = {
     "distance in theta, not in cost": {"metric": "logit"},
     "small steps (travel 1)": {"travel": 1.0},
     "large steps (travel 16)": {"travel": 16.0},
-    "soft masks throughout (beta2 2)": {"beta2": (2.0, 2.0)},
-    "sharp from the start (beta2 50)": {"beta2": (50.0, 50.0)},
+    "soft at first (beta2 2 to 50)": {"beta2": (2.0, 50.0)},
+    "sharp from the start (beta2 100)": {"beta2": (100.0, 100.0)},
     "fast budget (20 steps)": {"steps": 20},
     "no floor": {"minimum": 0.0},
     "floor 0.2": {"minimum": 0.2},
@@ -422,7 +422,7 @@ def report(args: argparse.Namespace) -> None:
         text = cells.apply(
             lambda c: f"{100 * c['mean']:.2f} ({100 * (c['max'] - c['min']):.2f}; {c['count']:.0f})", axis=1
         )
-        print(f"\n{study}: mean accuracy in % (spread; seeds)\n\n{text.unstack().to_string()}\n")
+        print(f"\n{study}: mean accuracy in % (spread; seeds)\n\n{_markdown(text.unstack().reset_index())}\n")
         means = cells["mean"].unstack()
         figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
         for method, line in means.iterrows():
@@ -442,9 +442,15 @@ def report(args: argparse.Namespace) -> None:
         figure.savefig(args.pictures / f"cifar10_{study}.png", dpi=130)
     for study in ("guidance", "scratch", "rationality", "overhead"):
         part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
-        print(
-            f"\n{study}\n\n{part.drop(columns=['widths', 'torch', 'study'], errors='ignore').to_string(index=False)}\n"
-        )
+        hidden = ["widths", "torch", "study", "kept", "seconds", "groups", "gradient"]
+        print(f"\n{study}\n\n{_markdown(part.drop(columns=hidden, errors='ignore'))}\n")
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    lines = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
+    for row in frame.itertuples(index=False):
+        lines.append([f"{v:.4g}" if isinstance(v, float) else str(v) for v in row])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _sizes(study: str) -> dict[str, int]:

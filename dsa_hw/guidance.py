@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _OPTIONS: dict[str, Any] = {
     "steps": 60,
     "batches": 1,
-    "beta2": (2.0, 50.0),
+    "beta2": (10.0, 100.0),
     "masks": "soft",
     "samples": 1,
     "weight_masks": "hard",
