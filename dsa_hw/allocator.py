@@ -64,7 +64,7 @@ class Allocator:
         steps: int,
         loss: Loss = nn.functional.cross_entropy,
         importance: str | Importance = "gamma",
-        beta2: tuple[float, float] = (10.0, 100.0),
+        beta2: tuple[float, float] = (2.0, 50.0),
         masks: str = "soft",
         samples: int = 1,
         weight_masks: str = "hard",

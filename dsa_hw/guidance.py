@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _OPTIONS: dict[str, Any] = {
     "steps": 60,
     "batches": 1,
-    "beta2": (10.0, 100.0),
+    "beta2": None,
     "masks": "soft",
     "samples": 1,
     "weight_masks": "hard",
@@ -59,6 +59,9 @@ def dsa(problem: Problem) -> Proposal:
     if unknown:
         raise DsaError(f"dsa has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(_OPTIONS))}")
     options = {**_OPTIONS, **problem.options}
+    if options["beta2"] is None:
+        # Weights that learn too get time while the masks are soft; frozen ones only hear from sharp masks.
+        options["beta2"] = (10.0, 100.0) if problem.train is None else (2.0, 50.0)
     if problem.train is not None:
         return _with_training(problem, options)
     return _with_frozen_weights(problem, options)

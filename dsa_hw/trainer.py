@@ -69,7 +69,7 @@ class Recipe:
     rise: float = 0.2
     weight_steps: int = 20
     val_batches: int = 1
-    beta2: tuple[float, float] = (10.0, 100.0)
+    beta2: tuple[float, float] = (2.0, 50.0)
     precision: str = "fp32"
     allocator: dict[str, Any] = field(default_factory=dict)
 
