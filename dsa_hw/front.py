@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import nn
 
+from budgets import Budget
 from dsa_hw.allocation import Allocation
 from dsa_hw.certificate import Certificate, Reading, entry_of
 from dsa_hw.channels import choose, find_groups, shrink
@@ -34,7 +35,6 @@ from dsa_hw.progress import Bar
 from dsa_hw.resuming import proposal_of
 
 if TYPE_CHECKING:
-    from budgets import Budget
     from profilers import Protocol
     from profilers.targets import Target
 
@@ -100,9 +100,14 @@ def allocate(
         MeasurementError: the profile cannot be trusted. A doubtful measurement of the result is no error: the verdict
             is then CANNOT TELL, with the reason.
     """
-    wanted = [budget] if not isinstance(budget, Sequence) else list(budget)
+    wanted: list[Any] = list(budget) if isinstance(budget, (list, tuple)) else [budget]
     if not wanted:
         raise BudgetError("no budget: give budget=LatencyBudget('5ms'), or a list of budgets")
+    for one in wanted:
+        if not isinstance(one, Budget):
+            raise BudgetError(
+                f"budget={one!r} does not say of what: give LatencyBudget('5ms'), FlopsBudget('50%') or a list of those"
+            )
     if method not in methods():
         raise DsaError(f"there is no method {method!r}; there are {', '.join(methods())}")
     inputs = example_for(model, example_inputs)

@@ -4,7 +4,8 @@
     val only        weights stay as they are; every batch brings its own batch-norm statistics
     neither         made-up inputs; the target is what the dense network itself answers
 
-What makes the last two work (ablation in docs/benchmarks.md): masks that are soft but sharp enough to be felt behind a
+What makes the last two work (docs/allocation.md, and docs/benchmarks.md for what was measured of it): masks that
+are soft but sharp enough to be felt behind a
 batch norm, batch statistics under the masks, a gradient averaged over steps and weighed against the cost of each
 group, and a budget that falls slowly.
 """

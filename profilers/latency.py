@@ -179,18 +179,7 @@ def _profile(options: argparse.Namespace) -> dict[str, Any]:
                 model,
                 inputs,
                 f"{options.runtime}/{options.device}",
-                samples=options.samples,
-                holdout=options.holdout,
-                grid=options.grid,
-                out=options.out,
-                time_limit=options.time_limit,
-                precision=options.precision,
-                threads=options.threads,
-                protocol=_rules(options),
-                reset_reference=options.reset_reference,
-                seed=options.seed,
-                name=options.model,
-                listener=bar,
+                **_settings(options, bar),
                 quantity=options.quantity,
                 counter=options.counter,
             )
@@ -218,24 +207,20 @@ def _profile_fleet(options: argparse.Namespace) -> dict[str, Any]:
                 inputs,
                 options.fleet,
                 f"{options.runtime}/{options.device}",
-                samples=options.samples,
-                holdout=options.holdout,
-                grid=options.grid,
-                out=options.out,
-                time_limit=options.time_limit,
-                precision=options.precision,
-                threads=options.threads,
-                protocol=_rules(options),
-                reset_reference=options.reset_reference,
-                seed=options.seed,
-                name=options.model,
-                listener=bar,
+                **_settings(options, bar),
             )
     finally:
         bar.close()
     kinds = [{"kind": kind, **_as_json(table, options)} for kind, table in tables.items()]
     texts = [f"kind: {kind}\n{_summary(table, options)}" for kind, table in tables.items()]
     return {"json": {"kinds": kinds, "out": str(options.out)}, "text": "\n\n".join(texts)}
+
+
+def _settings(options: argparse.Namespace, bar: _Bar) -> dict[str, Any]:
+    """What a profile of one device and of a fleet have in common."""
+    names = ("samples", "holdout", "grid", "out", "time_limit", "precision", "threads", "reset_reference", "seed")
+    chosen = {name: getattr(options, name) for name in names}
+    return {**chosen, "protocol": _rules(options), "name": options.model, "listener": bar}
 
 
 def _rules(options: argparse.Namespace) -> Any:

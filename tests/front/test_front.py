@@ -257,7 +257,7 @@ def test_onnx_runtime_from_end_to_end(net: Net, lenient: Protocol, tmp_path: Pat
     example = torch.randn(1, 3, 16, 16)
     result = allocate(
         net, budgets.LatencyBudget("70%"), example_inputs=example, target="onnxruntime/cpu", method="uniform",
-        protocol=lenient, out=tmp_path, settings=Settings(most=2), **{**SMALL, "time_limit": 8.0},
+        protocol=lenient, out=tmp_path, settings=Settings(most=2), **{**SMALL, "time_limit": 90.0},
     )  # fmt: skip
     (entry,) = result.certificate.entries
     assert entry.verdict == ("MET" if entry.most_used <= 1 else "NOT MET" if entry.least_used > 1 else "CANNOT TELL")
@@ -286,3 +286,9 @@ def test_a_fitted_model_of_another_version_needs_force(
         allocate(net, budgets.LatencyBudget("60%"), progress=False, **settings)
     result = allocate(net, budgets.LatencyBudget("60%"), progress=False, force=True, **settings)
     assert result.certificate.verdict == "MET", result.rounds.to_string()
+
+
+@pytest.mark.parametrize("budget", [5, "5ms", None, ["5ms"], [budgets.FlopsBudget("50%"), 0.5]])
+def test_a_budget_that_is_none_is_refused_with_the_correction(net: Net, budget: Any) -> None:
+    with pytest.raises(BudgetError, match=r"LatencyBudget\('5ms'\)"):
+        allocate(net, budget)
