@@ -37,6 +37,7 @@ from dsa_hw.allocator import Allocator
 from dsa_hw.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.baselines.ssl import allocate_ssl, train_ssl
 from dsa_hw.channels import ChannelGroups, choose, masked
+from dsa_hw.fisher import fisher
 from dsa_hw.methods import Problem, Proposal, Realised, realise, solve
 from dsa_hw.models import load
 from dsa_hw.trainer import Recipe, Trainer
@@ -154,6 +155,10 @@ def proposed(case: Case, method: str, budget: float, seed: int, cache: dict[Any,
     if name == "dsa":
         guides: dict[str, dict[str, Any]] = {"train": {}, "none": {"train": None, "val": None}}
         problem = replace(problem, **guides.get(variant, {"train": None}))
+    elif variant == "fisher":  # a rival that ranks units as DSA does
+        batches = itertools.islice(iter(case.data(seed).val), 16)
+        ranking = fisher(case.model, case.groups, batches, problem.loss, precision="bf16")
+        problem = replace(problem, importance=lambda *_: ranking)
     return solve(problem, name)
 
 
@@ -264,18 +269,19 @@ ABLATION: dict[str, dict[str, Any]] = {
     "train + val: soft masks for weights": {"guide": "train", "weight_masks": "soft"},
     "no data": {"guide": "none"},
     "val only": {},
+    "order of units: |gamma|": {"importance": "gamma"},
+    "softness by importance, not by rank": {"softness": "importance"},
+    "both (the paper's relaxation)": {"importance": "gamma", "softness": "importance"},
     "masks: 1 straight-through": {"masks": "straight_through"},
     "masks: 4 straight-through": {"masks": "straight_through", "samples": 4},
     "4 batches per step": {"batches": 4},
     "no averaging of gradients": {"smoothing": 0.0},
     "distance in theta, not in cost": {"metric": "logit"},
     "small steps (travel 1)": {"travel": 1.0},
-    "large steps (travel 16)": {"travel": 16.0},
     "soft at first (beta2 2 to 50)": {"beta2": (2.0, 50.0)},
-    "sharp from the start (beta2 100)": {"beta2": (100.0, 100.0)},
+    "60 steps": {"steps": 60},
     "fast budget (20 steps)": {"steps": 20},
     "no floor": {"minimum": 0.0},
-    "floor 0.2": {"minimum": 0.2},
     "stored batch-norm statistics": {"statistics": "stored"},
 }
 
@@ -290,11 +296,11 @@ def guidance(args: argparse.Namespace) -> None:
             continue
         torch.manual_seed(seed)
         changes = dict(ABLATION.get(name, {}))
-        minimum = changes.pop("minimum", 0.05)
+        minimum, importance = changes.pop("minimum", 0.05), changes.pop("importance", "auto")
         stored = changes.pop("statistics", None)
         base, guide = ("dsa" if name in ABLATION else name), changes.pop("guide", "val")
         guides: dict[str, dict[str, Any]] = {"none": {"train": None, "val": None}, "train": {}, "val": {"train": None}}
-        problem = case.problem(budget, seed, base, minimum=minimum, **guides[guide])
+        problem = case.problem(budget, seed, base, minimum=minimum, importance=importance, **guides[guide])
         if base == "dsa":
             problem = replace(problem, options={**problem.options, **changes})
         with stored_statistics() if stored else statistics_as_they_are():
@@ -411,39 +417,112 @@ def report(args: argparse.Namespace) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     rows = pd.DataFrame(Book(args.out).rows())
     for study in ("resnet20", "vgg"):
         part = rows[(rows["study"] == study) & (rows["method"] != "dense")] if len(rows) else rows
-        if not len(part):
-            continue
-        cells = part.groupby(["method", "budget"])["accuracy"].agg(["mean", "min", "max", "count"])
-        text = cells.apply(
-            lambda c: f"{100 * c['mean']:.2f} ({100 * (c['max'] - c['min']):.2f}; {c['count']:.0f})", axis=1
-        )
-        print(f"\n{study}: mean accuracy in % (spread; seeds)\n\n{_markdown(text.unstack().reset_index())}\n")
-        means = cells["mean"].unstack()
-        figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-        for method, line in means.iterrows():
-            emphasis = {"linewidth": 2.5, "zorder": 5} if method == "dsa" else {"alpha": 0.8}
-            axes[0].plot(100 * means.columns, 100 * line, "o-", label=method, **emphasis)
-        axes[0].set(xlabel="FLOPs kept [%]", ylabel="test accuracy after fine-tuning [%]", title=study)
-        axes[0].legend(fontsize=8)
-        chosen = part[part["method"].isin(["dsa", "uniform"]) & (part["seed"] == 0) & part["widths"].notna()]
-        sizes = _sizes(study)
-        for _, row in chosen.iterrows():
-            ratio = [row["widths"][name] / sizes[name] for name in sizes]
-            style = "-" if row["method"] == "dsa" else ":"
-            axes[1].plot(ratio, f"o{style}", label=f"{row['method']} {100 * row['budget']:.0f} %", markersize=4)
-        axes[1].set_xticks(range(len(sizes)), list(sizes), rotation=60, ha="right", fontsize=7)
-        axes[1].set(ylabel="keep ratio", ylim=(0, 1.05), title="keep ratio per channel group")
-        axes[1].legend(fontsize=7)
-        figure.savefig(args.pictures / f"cifar10_{study}.png", dpi=130)
+        if len(part):
+            _table(study, part)
+            _accuracies(study, part, args.pictures / f"cifar10_{study}.png")
+            _heat_map(study, part, args.pictures / f"cifar10_{study}_widths.png")
     for study in ("guidance", "scratch", "rationality", "overhead"):
         part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
         hidden = ["widths", "torch", "study", "kept", "seconds", "groups", "gradient"]
         print(f"\n{study}\n\n{_markdown(part.drop(columns=hidden, errors='ignore'))}\n")
+        if study == "rationality" and len(part):
+            _scatter(part.iloc[-1], args.pictures / "cifar10_rationality.png")
+
+
+def _table(study: str, part: pd.DataFrame) -> None:
+    """Mean and every seed's accuracy, best mean at the hardest budget first."""
+    for budget, at in part.sort_values("seed").groupby("budget"):
+        found = at.groupby("method").agg(
+            {"accuracy": ["mean", "std", list], "before": "mean", "allocate_cpu_s": "mean"}
+        )
+        lines = []
+        for method, line in found.sort_values(("accuracy", "mean"), ascending=False).iterrows():
+            seeds = ", ".join(f"{100 * a:.2f}" for a in line["accuracy", "list"])
+            mean, spread = 100 * line["accuracy", "mean"], 100 * line["accuracy", "std"]
+            shown = f"{mean:.2f}" + (f" ({spread:.2f})" if np.isfinite(spread) else "")
+            before, seconds = 100 * line["before", "mean"], line["allocate_cpu_s", "mean"]
+            lines.append([method, shown, seeds, f"{before:.1f}", f"{seconds:.0f}"])
+        head = ["method", "accuracy (deviation) [%]", "by seed", "before [%]", "CPU s to allocate"]
+        print(f"\n{study} at {100 * float(budget):.0f} % FLOPs\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
+
+
+def _plain(part: pd.DataFrame) -> pd.DataFrame:
+    """Without variants: names of one word."""
+    return part[part["method"].isin(["dsa", *RIVALS])]
+
+
+def _accuracies(study: str, part: pd.DataFrame, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    part = _plain(part)
+    cells = part.groupby(["method", "budget"])["accuracy"].agg(["mean", "min", "max"])
+    order = cells["mean"].groupby("method").mean().sort_values(ascending=False).index
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for place, method in enumerate(order):
+        line = 100 * cells.loc[method]
+        spread = [line["mean"] - line["min"], line["max"] - line["mean"]]
+        where = 100 * line.index.to_numpy() + 0.25 * (place - len(order) / 2)  # side by side, to be told apart
+        emphasis = {"linewidth": 2.5, "zorder": 5, "color": "black"} if method == "dsa" else {"alpha": 0.85}
+        axes[0].errorbar(where, line["mean"], spread, fmt="o-", capsize=3, markersize=4, label=method, **emphasis)
+    axes[0].set(
+        xlabel="FLOPs kept [%]", ylabel="test accuracy after 2 epochs [%]", title=f"{study}: mean and range of seeds"
+    )
+    axes[0].legend(fontsize=8)
+    sizes = _sizes(study)
+    for _, row in part[(part["method"] == "dsa") & (part["seed"] == 0)].sort_values("budget").iterrows():
+        ratio = [row["widths"][name] / sizes[name] for name in sizes]
+        axes[1].plot(ratio, "o-", label=f"{100 * row['budget']:.0f} % FLOPs", markersize=4)
+    _name_groups(axes[1], sizes)
+    axes[1].set(ylabel="keep ratio", ylim=(0, 1.05), title="DSA: keep ratio per channel group")
+    axes[1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _heat_map(study: str, part: pd.DataFrame, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    part = _plain(part)
+    part = part[(part["seed"] == 0) & (part["budget"] == part["budget"].min()) & part["widths"].notna()]
+    part = part.sort_values("accuracy", ascending=False)
+    sizes = _sizes(study)
+    ratios = np.array([[row["widths"][name] / sizes[name] for name in sizes] for _, row in part.iterrows()])
+    figure, axis = plt.subplots(figsize=(10, 4.5), layout="constrained")
+    image = axis.imshow(ratios, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    for (i, j), value in np.ndenumerate(ratios):
+        axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="white" if value < 0.6 else "black")
+    axis.set_yticks(
+        range(len(part)), [f"{m} ({100 * a:.1f} %)" for m, a in zip(part["method"], part["accuracy"], strict=True)]
+    )
+    _name_groups(axis, sizes)
+    axis.set_title(f"{study} at {100 * part['budget'].iloc[0]:.0f} % FLOPs, seed 0: keep ratio per channel group")
+    figure.colorbar(image, label="keep ratio")
+    figure.savefig(path, dpi=110)
+
+
+def _scatter(row: pd.Series, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+    for axis, (share, kept) in zip(axes, row["kept"].items(), strict=True):
+        axis.scatter(row["gradient"], kept["rise"])
+        for name, x, y in zip(row["groups"], row["gradient"], kept["rise"], strict=True):
+            axis.annotate(name.removesuffix(".conv1"), (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        axis.set(
+            xscale="log",
+            xlabel="|dL / d alpha|",
+            ylabel="rise of the loss",
+            title=f"kept {100 * float(share):.0f} % of one group, rank correlation {kept['spearman']:.2f}",
+        )
+        axis.title.set_fontsize(9)
+    figure.savefig(path, dpi=110)
+
+
+def _name_groups(axis: Any, names: Any) -> None:
+    axis.set_xticks(range(len(names)), list(names), rotation=60, ha="right", fontsize=7)
 
 
 def _markdown(frame: pd.DataFrame) -> str:

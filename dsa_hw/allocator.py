@@ -46,6 +46,9 @@ class Allocator:
     loss         ``loss(outputs, targets)``, a scalar
     importance   b_i of every unit: a name or a function, asked again at every step since weights change
     beta2        sharpness of the masks at the first and at the last step; it grows geometrically in between
+    softness     what beta2 is measured in: the "rank" of a unit in its group, so that about 4 / beta2 of every group's
+                 units have soft masks; or its "importance" b_i itself, as in the paper, where a group of nearly equal
+                 importances stays soft (all its units are weakened, none is removed) and seems dearer than it is
     masks        estimator of the gradient through the masks (see ``dsa_hw.relaxation``), and ``samples`` of them
     weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
                  for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which
@@ -64,7 +67,8 @@ class Allocator:
         steps: int,
         loss: Loss = nn.functional.cross_entropy,
         importance: str | Importance = "gamma",
-        beta2: tuple[float, float] = (2.0, 50.0),
+        beta2: tuple[float, float] = (10.0, 100.0),
+        softness: str = "rank",
         masks: str = "soft",
         samples: int = 1,
         weight_masks: str = "hard",
@@ -85,7 +89,9 @@ class Allocator:
         self.estimator, self.samples, self.precision = masks, samples, precision
         if weight_masks not in ("hard", "sampled", "soft"):
             raise WidthError(f"weight_masks = {weight_masks!r}: choose from hard, sampled, soft")
-        self.weight_masks = weight_masks
+        if softness not in ("rank", "importance"):
+            raise WidthError(f"softness = {softness!r}: choose from rank, importance")
+        self.weight_masks, self.softness = weight_masks, softness
         pace = max(1, round(steps * 2 / 3))
         settle = steps - pace
         # A group of one unit has nothing to give; below one unit nobody can keep anything.
@@ -148,14 +154,21 @@ class Allocator:
         if self.weight_masks != "hard":
             with torch.no_grad():
                 return self._probabilities(alpha).to(torch.float32)
-        counts = self._layout.counts()
-        kept = (alpha * counts).round().clamp(min=1.0)
-        importance = self._layout.pad(self.importances(), fill=-1.0)
-        rank = importance.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        return (rank < kept[:, None]).to(torch.float32)
+        kept = (alpha * self._layout.counts()).round().clamp(min=1.0)
+        return (self._ranks() < kept[:, None]).to(torch.float32)
 
     def _probabilities(self, alpha: Tensor) -> Tensor:
-        return keep_probabilities(alpha, self._layout.pad(self.importances()), self.beta2, self._layout)
+        if self.softness == "importance":
+            b = self._layout.pad(self.importances())
+        else:
+            # p = sigmoid(beta2 (log b - log beta1)), and log b falls evenly by 1 from the first unit to the last.
+            b = torch.exp(-(self._ranks() + 0.5) / self._layout.counts()[:, None])
+        return keep_probabilities(alpha, b, self.beta2, self._layout)
+
+    def _ranks(self) -> Tensor:
+        """Place of each unit in its group, 0 the most important: (K, C_max), what is padded comes last."""
+        importance = self._layout.pad(self.importances(), fill=-1.0)
+        return importance.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
 
     def step(self, batch: Any, *more: Any, scaler: Any = None) -> float:
         """One step with one or several validation batches (inputs, targets); returns the loss.

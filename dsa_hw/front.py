@@ -24,6 +24,7 @@ from budgets import Budget
 from dsa_hw.allocation import Allocation
 from dsa_hw.certificate import Certificate, Reading, entry_of
 from dsa_hw.channels import choose, find_groups, shrink
+from dsa_hw.channels.importance import Importance
 from dsa_hw.channels.plan import Plan
 from dsa_hw.correction import Round, Settings, settle
 from dsa_hw.costing import Line, Work, common_grid, prepare
@@ -61,7 +62,7 @@ def allocate(
     protocol: Protocol | None = None,
     options: dict[str, Any] | None = None,
     loss: Loss | None = None,
-    importance: str = "gamma",
+    importance: str | Importance = "auto",
     minimum: float = 0.05,
     samples: int = 40,
     holdout: int = 10,
@@ -87,6 +88,7 @@ def allocate(
         out: a folder (or a ``.sqlite`` store). What was measured and trained is kept there, so that the same call goes
             on after an interruption; in a folder the result is saved too.
         protocol: rules of measuring, ``Protocol.allowing(0.05)`` on a busy machine.
+        importance: which channels matter most: "gamma", "l1", "l2", a function, or "auto", the method's own choice.
         minimum: smallest keep ratio of a group.
         samples, holdout, grid, time_limit: of the profile: configurations, widths to sample (``"auto"`` finds what the
             target likes), seconds.

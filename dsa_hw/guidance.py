@@ -4,15 +4,16 @@
     val only        weights stay as they are; every batch brings its own batch-norm statistics
     neither         made-up inputs; the target is what the dense network itself answers
 
-What makes the last two work (docs/allocation.md, and docs/benchmarks.md for what was measured of it): masks that
-are soft but sharp enough to be felt behind a
-batch norm, batch statistics under the masks, a gradient averaged over steps and weighed against the cost of each
-group, and a budget that falls slowly.
+What makes the last two work (docs/allocation.md, and docs/benchmarks.md for what was measured of it): masks that are
+soft for the same share of every group's units and sharp enough to be felt behind a batch norm, batch statistics under
+the masks, a gradient averaged over steps and weighed against the cost of each group, and a budget that falls slowly.
+Labelled data also say which units matter (`dsa_hw.fisher`).
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,7 @@ from tqdm import tqdm
 
 from dsa_hw.allocator import Allocator
 from dsa_hw.errors import DsaError, TrainingError
+from dsa_hw.fisher import fisher
 from dsa_hw.methods import Problem, Proposal, method
 from dsa_hw.trainer import Recipe, Trainer
 from dsa_hw.training import Endless, device_of, length_of, statistics_kept
@@ -34,9 +36,10 @@ _log = logging.getLogger(__name__)
 
 # option -> default; None means that the guidance decides
 _OPTIONS: dict[str, Any] = {
-    "steps": 60,
+    "steps": None,
     "batches": 1,
-    "beta2": None,
+    "beta2": (10.0, 100.0),
+    "softness": "rank",
     "masks": "soft",
     "samples": 1,
     "weight_masks": "hard",
@@ -50,6 +53,8 @@ _OPTIONS: dict[str, Any] = {
     "weight_decay": 5e-4,
     "batch_size": None,
 }
+# Batches that decide which units matter most.
+_FISHER_BATCHES = 16
 _ADMM = ("travel", "metric", "smoothing", "subproblem", "project_gradient")
 
 
@@ -60,9 +65,8 @@ def dsa(problem: Problem) -> Proposal:
     if unknown:
         raise DsaError(f"dsa has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(_OPTIONS))}")
     options = {**_OPTIONS, **problem.options}
-    if options["beta2"] is None:
-        # Weights that learn too get time while the masks are soft; frozen ones only hear from sharp masks.
-        options["beta2"] = (10.0, 100.0) if problem.train is None else (2.0, 50.0)
+    if options["steps"] is None:
+        options["steps"] = 120 if problem.train is None and problem.val is not None else 60
     if problem.train is not None:
         return _with_training(problem, options)
     return _with_frozen_weights(problem, options)
@@ -70,9 +74,14 @@ def dsa(problem: Problem) -> Proposal:
 
 def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
     model = problem.model
-    loss = problem.loss
+    loss, importance = problem.loss, problem.importance
+    batches: Any
     if problem.val is not None:
-        batches: Any = Endless(problem.val, "val")
+        batches = Endless(problem.val, "val")
+        if importance == "auto":
+            asked = itertools.islice(iter(batches.__next__, None), _FISHER_BATCHES)
+            found = fisher(model, problem.groups, asked, loss, precision=options["precision"])
+            importance = lambda *_: found  # noqa: E731
     else:
         loss = output_distance
         size = options["batch_size"] or _batch_size(problem.example_inputs)
@@ -84,10 +93,10 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
         problem.limits,
         steps=options["steps"],
         loss=loss,
-        importance=problem.importance,
+        importance=importance,
         minimum=problem.minimum,
         seed=problem.seed,
-        **{key: options[key] for key in ("beta2", "masks", "samples", "precision", *_ADMM)},
+        **{key: options[key] for key in ("beta2", "softness", "masks", "samples", "precision", *_ADMM)},
     )
     total = 0 if allocator.finished else options["steps"]
     for _ in tqdm(range(total), desc="allocating", unit="step", delay=2, disable=None if problem.progress else True):
@@ -119,7 +128,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         allocator={
             "importance": problem.importance,
             "minimum": problem.minimum,
-            **{key: options[key] for key in ("masks", "samples", "weight_masks", *_ADMM)},
+            **{key: options[key] for key in ("softness", "masks", "samples", "weight_masks", *_ADMM)},
         },
     )
     model = copy.deepcopy(problem.model)

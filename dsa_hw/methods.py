@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dsa_hw.admm import Cost
 from dsa_hw.channels import ChannelGroups, choose, shrink
+from dsa_hw.channels.importance import Importance
 from dsa_hw.errors import DsaError
 from dsa_hw.rounding import round_widths
 
@@ -37,7 +38,8 @@ class Problem:
     widths that the target likes. ``train`` and ``val`` yield (inputs, targets) and can be iterated again and again;
     with neither, inputs are made up and the dense network's own outputs are the target. ``loss(outputs, targets)`` is
     a scalar; cross-entropy by default. ``minimum`` is the smallest keep ratio. ``epochs`` is how long a method may
-    train on ``train``; None is the method's own choice.
+    train on ``train``; None is the method's own choice. ``importance``: "auto" is the method's own, which is |gamma|
+    as in the paper, and for DSA with frozen weights and a ``val`` loader the `dsa_hw.fisher` information.
     """
 
     model: nn.Module
@@ -49,7 +51,7 @@ class Problem:
     train: Batches | None = None
     val: Batches | None = None
     loss: Loss = nn.functional.cross_entropy
-    importance: str = "gamma"
+    importance: str | Importance = "auto"
     minimum: float = 0.05
     epochs: float | None = None
     seed: int = 0

@@ -13,7 +13,7 @@ import logging
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -71,6 +71,10 @@ def _kept(path: Path, key: str, problem: Problem) -> Proposal | None:
         return None
 
 
+def _named(importance: Any) -> str:
+    return importance if isinstance(importance, str) else getattr(importance, "__qualname__", repr(importance))
+
+
 def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
     """What a proposal depends on; the data themselves cannot be hashed, only whether there are any."""
     about = {
@@ -78,7 +82,7 @@ def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
         "budgets": [describe(b) for b in budgets],
         "limits": [f"{limit:.6g}" for limit in problem.limits],
         "fingerprint": problem.groups.fingerprint,
-        "settings": [problem.importance, problem.minimum, problem.epochs, problem.seed, repr(problem.options)],
+        "settings": [_named(problem.importance), problem.minimum, problem.epochs, problem.seed, repr(problem.options)],
         "data": [problem.train is not None, problem.val is not None],
     }
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())

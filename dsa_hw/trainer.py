@@ -69,7 +69,7 @@ class Recipe:
     rise: float = 0.2
     weight_steps: int = 20
     val_batches: int = 1
-    beta2: tuple[float, float] = (2.0, 50.0)
+    beta2: tuple[float, float] = (10.0, 100.0)
     precision: str = "fp32"
     allocator: dict[str, Any] = field(default_factory=dict)
 
@@ -93,7 +93,8 @@ class Recipe:
             raise TrainingError(f"the paper has no recipe for {data!r}: choose from {', '.join(plans)}")
         plan = plans[data]
         growth = (0.05, 0.05 * 1.1 ** plan["allocation"])
-        return cls(**{"beta2": growth, "nesterov": False, **plan, **changes})
+        # The paper's beta2 is one of importances, not of ranks.
+        return cls(**{"beta2": growth, "allocator": {"softness": "importance"}, "nesterov": False, **plan, **changes})
 
     @classmethod
     def short(cls, epochs: float = 15.0, **changes: Any) -> Recipe:

@@ -120,6 +120,7 @@ def _l2(model: nn.Module, groups: ChannelGroups) -> Scores:
     return _combined(groups, _producers(model, groups, 2))
 
 
+@importance("auto")
 @importance("gamma")
 def _gamma(model: nn.Module, groups: ChannelGroups) -> Scores:
     """|gamma| of the batch norms on the group's channels (the paper); L1 of weights for groups without any."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dsa_hw.allocator import Allocator
+from dsa_hw.channels.importance import scores
 from dsa_hw.errors import InfeasibleBudgetError, TrainingError, WidthError
 from dsa_hw.training import Endless
 from tests.allocation.networks import batches, trained, with_flops
@@ -89,7 +90,8 @@ def test_weights_learn_under_the_masks(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("kind", ["hard", "sampled", "soft"])
 def test_masks_for_weights(model: nn.Module, kind: str) -> None:
-    one = run(allocator(model, share=0.4, weight_masks=kind), Endless(batches()), steps=20)
+    # masks that are still soft, or there is nothing to sample
+    one = run(allocator(model, share=0.4, weight_masks=kind, beta2=(2.0, 20.0)), Endless(batches()), steps=20)
     seen = []
     for _ in range(2):
         with one.masks():
@@ -241,3 +243,38 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert first[0] == second[0]  # to the last bit, from different data
     assert torch.equal(first[1], second[1])
+
+
+def test_by_rank_only_the_order_of_units_counts(model: nn.Module) -> None:
+    """Any increasing function of the importances gives the same masks; by importance it does not."""
+
+    def cubed(net: nn.Module, groups: Any) -> list[Any]:
+        return [score**3 for score in scores(net, groups)]
+
+    alpha = torch.full((len(allocator(model).groups),), 0.4, dtype=torch.float64)
+    for softness, same in (("rank", True), ("importance", False)):
+        one, other = (
+            allocator(model, softness=softness, importance=way, beta2=(5.0, 5.0))._probabilities(alpha)
+            for way in ("gamma", cubed)
+        )
+        assert torch.equal(one, other) is same
+
+
+def test_by_rank_every_group_is_equally_soft(model: nn.Module) -> None:
+    """Groups whose units are nearly alike are as sharp as others: |p - 1/2| < 1/4 in the same share of units."""
+
+    def nearly_equal(net: nn.Module, groups: Any) -> list[Any]:
+        return [
+            1.0 + 1e-6 * (k == 0) * np.arange(size) + (k > 0) * np.arange(size) for k, size in enumerate(groups.sizes)
+        ]
+
+    one = allocator(model, importance=nearly_equal, beta2=(20.0, 20.0))
+    alpha = torch.full((len(one.groups),), 0.5, dtype=torch.float64)
+    soft = [float(((p - 0.5).abs() < 0.25).double().mean()) for p in one._layout.split(one._probabilities(alpha))]
+    # |logit| < log 3 on either side of the threshold: a share 2 log(3) / beta2 of the units, up to one unit
+    assert soft == pytest.approx([2 * np.log(3) / 20] * len(soft), abs=1 / min(one.groups.sizes))
+
+
+def test_an_unknown_softness_is_refused(model: nn.Module) -> None:
+    with pytest.raises(WidthError, match="rank, importance"):
+        allocator(model, softness="hard")

@@ -153,19 +153,24 @@ def problem(model: nn.Module, share: float = 0.5, **changes: Any) -> Problem:
 
 @pytest.mark.parametrize("guide", ["train and val", "train", "val", "none"])
 def test_every_guidance_keeps_the_useful_and_the_budget(model: nn.Module, guide: str) -> None:
-    loaders: dict[str, Any] = {"train": batches(24)} if "train" in guide else {}
-    if "val" in guide:
-        loaders["val"] = batches(2, seed=5)
-    before = copy.deepcopy(model.state_dict())
-    given = problem(model, **loaders, options={"steps": 24, "batch_size": 16})
-    proposal = solve(given, "dsa")
-    network = realise(given, proposal)
-    assert float(given.costs[0].value(torch.from_numpy(network.widths / given.groups.sizes))) <= given.limits[0]
-    ratio = dict(zip(given.groups.names, proposal.alpha, strict=True))
-    assert ratio["useful"] > ratio["useless"]
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert network.model(torch.randn(2, 3, 8, 8)).shape == (2, 4)
-    assert len(proposal.history) == 24
+    """The useful group keeps more in the mean over four draws of the data: 256 noisy images alone can say anything."""
+    useful, useless = [], []
+    for seed in range(4):
+        loaders: dict[str, Any] = {"train": batches(24)} if "train" in guide else {}
+        if "val" in guide:
+            loaders["val"] = batches(8, seed=5 + seed)
+        before = copy.deepcopy(model.state_dict())
+        given = problem(model, **loaders, options={"steps": 24, "batch_size": 16}, seed=seed)
+        proposal = solve(given, "dsa")
+        network = realise(given, proposal)
+        assert float(given.costs[0].value(torch.from_numpy(network.widths / given.groups.sizes))) <= given.limits[0]
+        ratio = dict(zip(given.groups.names, proposal.alpha, strict=True))
+        useful.append(ratio["useful"])
+        useless.append(ratio["useless"])
+        assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+        assert network.model(torch.randn(2, 3, 8, 8)).shape == (2, 4)
+        assert len(proposal.history) == 24
+    assert np.mean(useful) > np.mean(useless)
 
 
 def test_a_budget_already_met_returns_the_dense_network_at_once(model: nn.Module) -> None:
