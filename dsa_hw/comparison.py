@@ -214,19 +214,19 @@ class _Job:
         )  # fmt: skip
         return prepare(budgets, work, self.target, cost)
 
-    def _solve(self, cost: Any, limit: float, method: str) -> Proposal:
+    def _solve(self, id: str, cost: Any, limit: float, method: str) -> Proposal:
         s = self.settings
         rewind(self.data.train, self.data.val)
         torch.manual_seed(s.seed)
         problem = Problem(
             self.dense, self.groups, [cost], [limit], self.inputs, self.grid, self.data.train, self.data.val,
             minimum=s.minimum, epochs=s.epochs, seed=s.seed, progress=self.progress,
-            options=dict(self.options.get(method, {})),
+            options=dict(self.options.get(method, {})), folder=self.shop.begun(id, f"allocating under {limit:.6g}"),
         )  # fmt: skip
         return solve(problem, method)
 
     def _budget(self, id: str, line: Line, kind: str, method: str) -> None:
-        proposal = self._solve(line.cost, line.limit, method)
+        proposal = self._solve(id, line.cost, line.limit, method)
         sizes, s = self.groups.sizes, self.settings
         if kind == "latency":
             rounds = settle(
@@ -260,7 +260,8 @@ class _Job:
         adapted = digest(proposal.model) != digest(self.dense)
         epochs = s.finetune_epochs + (0.0 if adapted else s.epochs)
         if epochs:
-            train(small, self.data.train, epochs, s.finetune_lr, s, self.progress, f"fine-tuning {id}")
+            begun = self.shop.begun(id, f"fine-tuning {widths.tolist()}")
+            train(small, self.data.train, epochs, s.finetune_lr, s, self.progress, f"fine-tuning {id}", begun)
         right = answers(small, self.data.test)
         names, sizes = self.groups.names, self.groups.sizes
         self.shop.keep(id, small, correct=torch.from_numpy(right))
@@ -309,7 +310,7 @@ class _Job:
 
         aim = seconds(goal_widths)
         guess = match(np.array(rows[theirs]["alpha"]), sizes, line.cost, seconds, aim, self.grid, minimum=s.minimum)
-        proposal = self._solve(line.cost, guess.limit, rows[theirs]["method"])
+        proposal = self._solve(id, line.cost, guess.limit, rows[theirs]["method"])
         tried: dict[tuple[int, ...], tuple[float, Any]] = {}
         for _ in range(_MOST):
             found = match(proposal.alpha, sizes, line.cost, seconds, aim, self.grid, minimum=s.minimum)
@@ -351,7 +352,12 @@ class _Job:
         ):
             return dict(known)
         self.say(f"measuring {len(ids)} networks in one interleaved session")
-        found = self.gauge.read({id: self._rebuilt(id) for id in ids}, self.settings.reading * len(ids))
+        with Bar(self.progress) as bar:
+            found = self.gauge.read(
+                {id: self._rebuilt(id) for id in ids},
+                self.settings.reading * len(ids),
+                lambda id, done: bar.say("measuring all networks", done, id),
+            )
         doubtful = {id: r.doubt for id, r in found.items() if r.doubt}
         if doubtful:
             id, why = next(iter(doubtful.items()))

@@ -37,10 +37,11 @@ class Gauge(Protocol):
     exact: bool
     """Whether predictions at real widths are the readings themselves."""
 
-    def read(self, networks: Mapping[str, nn.Module], limit: float) -> dict[str, Reading]:
-        """A reading of each network, within about ``limit`` seconds."""
+    def read(self, networks: Mapping[str, nn.Module], limit: float, seen: Seen | None = None) -> dict[str, Reading]:
+        """A reading of each network, within about ``limit`` seconds; ``seen`` hears who was read and how far it is."""
 
 
+Seen = Callable[[str, float], None]
 Maker = Callable[["Budget", "Target", tuple[Any, ...], "Rules", int], Gauge]
 _MAKERS: dict[str, Maker] = {}
 
@@ -93,7 +94,9 @@ class CountGauge:
         self.environment: Mapping[str, str] = {}
         self._budget, self._inputs = budget, inputs
 
-    def read(self, networks: Mapping[str, nn.Module], limit: float = 0.0) -> dict[str, Reading]:
+    def read(
+        self, networks: Mapping[str, nn.Module], limit: float = 0.0, seen: Seen | None = None
+    ) -> dict[str, Reading]:
         """Counts; nothing is run."""
         from dsa_hw.channels import find_groups
 
@@ -151,7 +154,7 @@ class DeviceGauge:
             self._bench = bench_for(self.quantity, self.target, counter=self._counter, **options)
         return self._bench
 
-    def read(self, networks: Mapping[str, nn.Module], limit: float) -> dict[str, Reading]:
+    def read(self, networks: Mapping[str, nn.Module], limit: float, seen: Seen | None = None) -> dict[str, Reading]:
         """Seconds or joules of each network."""
         from profilers.prepare import load_module
 
@@ -163,7 +166,16 @@ class DeviceGauge:
         loaded = {name: kept[name][1] for name in networks}
         bench = self._made()
         # An energy counter that ticks ten times a second needs minutes, whatever was planned.
-        found = bench.measure(loaded, limit=max(limit, bench.least_seconds(len(loaded))))
+        finished: set[str] = set()
+
+        def visited(name: str, _: Any, measurement: Any) -> None:
+            if measurement.finished:
+                finished.add(name)
+            if seen is not None:
+                seen(name, len(finished) / len(loaded))
+
+        longest = max(limit, bench.least_seconds(len(loaded)))
+        found = bench.measure(loaded, limit=longest, on_visit=visited)
         return {
             name: Reading(m.value, m.low, m.high, m.runs, m.protocol.statistic, m.doubt, m.estimated)
             for name, m in found.items()

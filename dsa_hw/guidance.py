@@ -144,6 +144,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         progress=problem.progress,
         seed=problem.seed,
         title="allocating",
+        folder=problem.folder,
     )
     if trainer.allocator.finished:  # the dense network keeps the budgets: nothing to learn
         return Proposal(trainer.allocator.admm.keep_ratios, problem.model)

@@ -11,6 +11,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class Problem:
     with neither, inputs are made up and the dense network's own outputs are the target. ``loss(outputs, targets)`` is
     a scalar; cross-entropy by default. ``minimum`` is the smallest keep ratio. ``epochs`` is how long a method may
     train on ``train``; None is the method's own choice. ``importance``: "auto" is the method's own, which is |gamma|
-    as in the paper, and for DSA with frozen weights and a ``val`` loader the `dsa_hw.fisher` information.
+    as in the paper, and for DSA with frozen weights and a ``val`` loader the `dsa_hw.fisher` information. ``folder`` is
+    for this problem alone: a method that trains may keep there what is unfinished, and go on from it.
     """
 
     model: nn.Module
@@ -56,6 +58,7 @@ class Problem:
     epochs: float | None = None
     seed: int = 0
     progress: bool = False
+    folder: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings of the method, by name; a method refuses what it does not know."""
 

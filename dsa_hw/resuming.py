@@ -11,7 +11,9 @@ import io
 import json
 import logging
 import pickle
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,8 @@ def proposal_of(problem: Problem, method: str, budgets: Sequence[Budget], folder
     if path.exists() and (found := _kept(path, key, problem)) is not None:
         _log.info("the allocation in %s is continued", path)
         return found
-    made = solve(problem, method)
+    unfinished = folder / f"allocating-{key[:12]}"
+    made = solve(replace(problem, folder=unfinished), method)
     scores = None if made.importance is None else [torch.as_tensor(np.asarray(s, np.float64)) for s in made.importance]
     content = {
         "key": key,
@@ -50,6 +53,7 @@ def proposal_of(problem: Problem, method: str, budgets: Sequence[Budget], folder
     partial = path.with_name(path.name + ".partial")
     torch.save(content, partial)
     partial.replace(path)
+    shutil.rmtree(unfinished, ignore_errors=True)
     return made
 
 

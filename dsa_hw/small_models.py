@@ -122,8 +122,11 @@ def vgg16(width: float = 1.0, classes: int = 10) -> nn.Module:
     return network
 
 
-def mobilenet_v2(width: float = 1.0, classes: int = 10) -> nn.Module:
-    """torchvision's MobileNetV2 with strides for 32 x 32 images: the first three reductions of five are left out."""
+def mobilenet_v2(width: float = 1.0, classes: int = 10, stem: int = 1) -> nn.Module:
+    """torchvision's MobileNetV2 with strides for 32 x 32 images: the first two reductions of five are left out.
+
+    ``stem=2`` leaves the first one in, for a quarter of the work.
+    """
     from dsa_hw.vision import torchvision
 
     settings = [
@@ -136,7 +139,7 @@ def mobilenet_v2(width: float = 1.0, classes: int = 10) -> nn.Module:
         [6, 320, 1, 1],
     ]
     network = torchvision.models.MobileNetV2(num_classes=classes, width_mult=width, inverted_residual_setting=settings)
-    network.features[0][0].stride = (1, 1)
+    network.features[0][0].stride = (stem, stem)
     return network
 
 
@@ -154,6 +157,7 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "vgg16_cifar": vgg16,
     "vgg16_quarter": partial(vgg16, width=0.25),
     "mobilenet_v2_cifar": mobilenet_v2,
+    "mobilenet_v2_small": partial(mobilenet_v2, width=0.5, stem=2),
     "wrn40_2": WideResNet,
 }
 """Name -> constructor; example input 1 x 3 x 32 x 32."""

@@ -14,9 +14,7 @@ import contextlib
 import copy
 import logging
 import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +41,7 @@ from dsa_hw.training import (
     on_device,
     one_cycle,
     precise,
+    stopping,
 )
 
 __all__ = ["Recipe", "Trained", "Trainer"]
@@ -181,7 +180,7 @@ class Trainer:
         bar = tqdm(
             total=self.end, initial=self.step, desc=self.title, unit="step", delay=2, disable=not self.progress or None
         )
-        with bar, _stopping() as asked:
+        with bar, stopping() as asked:
             while self.step < self.end:
                 try:
                     self._one()
@@ -362,23 +361,3 @@ def _tensorboard(folder: Path | None) -> Any:
 
         raise MissingDependencyError("tensorboard=True needs TensorBoard: pip install tensorboard") from error
     return SummaryWriter(str(folder))
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[list[int]]:
-    """A list that Ctrl-C fills, so that a step is finished first. The second Ctrl-C interrupts at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        asked.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)

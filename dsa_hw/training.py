@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,6 +35,7 @@ __all__ = [
     "precise",
     "recalibrate",
     "statistics_kept",
+    "stopping",
 ]
 
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -244,35 +249,91 @@ def finetune(
     precision: str = "fp32",
     progress: bool = False,
     title: str = "fine-tuning",
+    folder: Path | None = None,
 ) -> pd.DataFrame:
     """Train in place by SGD with Nesterov momentum and a one-cycle schedule; a row per 50 steps: step, lr, loss.
 
     ``epochs`` may be a fraction. The model is left in training mode as it was found. Deterministic where the loader is.
+    With a ``folder`` Ctrl-C finishes the step and leaves a checkpoint there (as every epoch does), from which the same
+    call goes on to the same weights.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise TrainingError("no parameter of the network requires a gradient: unfreeze the ones to train")
-    steps = max(1, round(epochs * length_of(loader)))
+    epoch = length_of(loader)
+    steps = max(1, round(epochs * epoch))
     optimiser = torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=True)
     device, before = device_of(model), model.training
-    source, rows, seen = Endless(loader), [], 0.0
+    run = _Run(model, optimiser, Endless(loader), None if folder is None else folder / "finetune.pt", steps)
+    run.resume()
+    bar = tqdm(total=steps, initial=run.step, desc=title, unit="step", delay=2, disable=None if progress else True)
     model.train()
     try:
-        for step in tqdm(range(steps), desc=title, unit="step", delay=2, disable=None if progress else True):
-            for group in optimiser.param_groups:
-                group["lr"] = lr * one_cycle(step / steps, warm_up)
-            with precise(precision, device):
-                value = checked_loss(model, on_device(next(source), device), loss)
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            optimiser.step()
-            seen += float(value.detach())
-            if step % 50 == 49 or step == steps - 1:
-                rows.append({"step": step + 1, "lr": optimiser.param_groups[0]["lr"], "loss": seen / (step % 50 + 1)})
-                seen = 0.0
+        with bar, stopping() as asked:
+            while run.step < steps:
+                for group in optimiser.param_groups:
+                    group["lr"] = lr * one_cycle(run.step / steps, warm_up)
+                with precise(precision, device):
+                    value = checked_loss(model, on_device(next(run.source), device), loss)
+                optimiser.zero_grad(set_to_none=True)
+                value.backward()
+                optimiser.step()
+                run.done(float(value.detach()))
+                bar.update()
+                if asked or (run.step % epoch == 0 and run.step < steps):
+                    run.save()
+                if asked:
+                    raise KeyboardInterrupt
     finally:
         model.train(before)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(run.rows)
+
+
+class _Run:
+    """Where a fine-tuning stands: weights, optimiser, place in the data, losses so far; in ``file`` if there is one."""
+
+    def __init__(
+        self, model: nn.Module, optimiser: torch.optim.Optimizer, source: Endless, file: Path | None, steps: int
+    ) -> None:
+        self.model, self.optimiser, self.source, self.file, self.steps = model, optimiser, source, file, steps
+        self.step, self.seen = 0, 0.0
+        self.rows: list[dict[str, float]] = []
+
+    def done(self, loss: float) -> None:
+        """One step more; every 50 make a row."""
+        self.step, self.seen = self.step + 1, self.seen + loss
+        if self.step % 50 == 0 or self.step == self.steps:
+            mean = self.seen / ((self.step - 1) % 50 + 1)
+            self.rows.append({"step": self.step, "lr": self.optimiser.param_groups[0]["lr"], "loss": mean})
+            self.seen = 0.0
+
+    def save(self) -> None:
+        """Whole or not at all."""
+        if self.file is None:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        parts: dict[str, Any] = {"model": self.model, "optimiser": self.optimiser, "source": self.source}
+        state = {name: part.state_dict() for name, part in parts.items()}
+        state |= {"step": self.step, "seen": self.seen, "rows": self.rows, "steps": self.steps}
+        partial = self.file.with_suffix(".partial")
+        torch.save({**state, "random": torch.get_rng_state()}, partial)
+        partial.replace(self.file)
+
+    def resume(self) -> None:
+        """Go to where the file was written, if there is one."""
+        if self.file is None or not self.file.exists():
+            return
+        try:
+            state = torch.load(self.file, map_location=device_of(self.model), weights_only=True)
+            if state["steps"] != self.steps:
+                raise ValueError(f"it is of a training of {state['steps']} steps, and {self.steps} are asked for")
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
+            raise TrainingError(f"{self.file} cannot be used ({error}): delete it to start again") from error
+        self.source.load_state_dict(state["source"])
+        self.step, self.seen, self.rows = state["step"], state["seen"], state["rows"]
+        torch.set_rng_state(state["random"].cpu())
 
 
 def _known_length(loader: Iterable[Any]) -> int | None:
@@ -290,3 +351,23 @@ def length_of(loader: Iterable[Any]) -> int:
         raise TrainingError(
             "the loader has no length, so epochs mean nothing: give a DataLoader, a list, or anything with len()"
         ) from error
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[list[int]]:
+    """A list that Ctrl-C fills, so that a step is finished first. The second Ctrl-C interrupts at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ class Workshop:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        shutil.rmtree(self.path / "unfinished" / slug(str(row["id"])), ignore_errors=True)
 
     def keep(self, id: str, model: nn.Module, **more: Tensor) -> None:
         """The weights of a network, and tensors that belong to it."""
@@ -94,6 +96,10 @@ class Workshop:
             raise DsaError(
                 f"{file} cannot be read ({type(error).__name__}: {error}); delete it to train again"
             ) from error
+
+    def begun(self, id: str, what: str) -> Path:
+        """Where unfinished work on a network is kept; removed once the network has its line."""
+        return self.path / "unfinished" / slug(id) / hashlib.sha256(what.encode()).hexdigest()[:12]
 
     def read(self, name: str) -> Any:
         """A JSON file; None where there is none."""
@@ -169,12 +175,19 @@ def rewind(*loaders: Any) -> None:
 
 
 def train(
-    model: nn.Module, loader: Any, epochs: float, lr: float, settings: Settings, progress: bool, title: str
+    model: nn.Module,
+    loader: Any,
+    epochs: float,
+    lr: float,
+    settings: Settings,
+    progress: bool,
+    title: str,
+    folder: Path | None = None,
 ) -> None:
-    """Train in place; the same call gives the same network."""
+    """Train in place; the same call gives the same network, also after an interruption if there is a ``folder``."""
     rewind(loader)
     torch.manual_seed(settings.seed)
-    finetune(model, loader, epochs, lr=lr, precision=settings.precision, progress=progress, title=title)
+    finetune(model, loader, epochs, lr=lr, precision=settings.precision, progress=progress, title=title, folder=folder)
     model.eval()
 
 
@@ -189,6 +202,8 @@ def train_dense(
         return
     if settings.train_epochs:
         say(f"training the dense network on {data.name}, {settings.train_epochs:g} epochs")
-        train(model, data.train, settings.train_epochs, settings.lr, settings, progress, "training the dense network")
+        folder, title = shop.begun(DENSE, "training"), "training the dense network"
+        train(model, data.train, settings.train_epochs, settings.lr, settings, progress, title, folder)
+        shutil.rmtree(folder, ignore_errors=True)
     model.eval()
     shop.keep(DENSE, model, correct=torch.from_numpy(answers(model, data.test)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -47,6 +48,21 @@ def test_all_stages(tmp_path: Path) -> None:
     assert (tmp_path / "allocation.csv").exists()
 
 
+class Interrupting(list):  # type: ignore[type-arg]
+    """Batches; Ctrl-C comes while one of them is being fetched, counted over all passes."""
+
+    def __init__(self, items: Any, at: int) -> None:
+        super().__init__(items)
+        self.at, self.fetched = at, 0
+
+    def __iter__(self) -> Any:
+        for item in super().__iter__():
+            self.fetched += 1
+            if self.fetched == self.at:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield item
+
+
 def test_interrupted_and_continued_gives_the_same(tmp_path: Path) -> None:
     def fresh() -> nn.Module:
         torch.manual_seed(0)
@@ -54,20 +70,8 @@ def test_interrupted_and_continued_gives_the_same(tmp_path: Path) -> None:
 
     whole = trainer(fresh()).run()
 
-    class Interrupting(list):  # type: ignore[type-arg]
-        """Ctrl-C while the 21st batch of all is being fetched: in the middle of an epoch and of the allocation."""
-
-        fetched = 0
-
-        def __iter__(self) -> Any:
-            for item in super().__iter__():
-                Interrupting.fetched += 1
-                if Interrupting.fetched == 21:
-                    os.kill(os.getpid(), signal.SIGINT)
-                yield item
-
-    with pytest.raises(KeyboardInterrupt):
-        trainer(fresh(), train=Interrupting(batches(8)), folder=tmp_path).run()
+    with pytest.raises(KeyboardInterrupt):  # in the middle of an epoch and of the allocation
+        trainer(fresh(), train=Interrupting(batches(8), at=21), folder=tmp_path).run()
     again = trainer(fresh(), folder=tmp_path)
     assert 0 < again.step < again.end
     assert again.step % again.epoch_steps != 0
@@ -251,3 +255,34 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar10.npz", x_train=np.zeros((4, 32, 32, 3), np.uint8))
     with pytest.raises(ModelError, match="y_train"):
         data.load("cifar10", tmp_path)
+
+
+def test_fine_tuning_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    def fresh() -> nn.Module:
+        torch.manual_seed(0)
+        return Small()
+
+    whole = fresh()
+    table = finetune(whole, batches(30), 4)
+    again = fresh()
+    with pytest.raises(KeyboardInterrupt):
+        finetune(again, Interrupting(batches(30), at=77), 4, folder=tmp_path)
+    again = fresh()
+    pd.testing.assert_frame_equal(finetune(again, batches(30), 4, folder=tmp_path), table)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+    assert not (tmp_path / "finetune.partial").exists()
+    with pytest.raises(TrainingError, match="delete it"):  # of another length
+        finetune(fresh(), batches(30), 5, folder=tmp_path)
+
+
+def test_an_allocation_with_training_goes_on_where_it_was_interrupted(model: nn.Module, tmp_path: Path) -> None:
+    val = batches(2, seed=5)
+    whole = solve(problem(model, train=batches(24), val=val, options={"steps": 24}))
+    with pytest.raises(KeyboardInterrupt):
+        solve(problem(model, train=Interrupting(batches(24), at=10), val=val, options={"steps": 24}, folder=tmp_path))
+    fetched = Interrupting(batches(24), at=-1)
+    again = solve(problem(model, train=fetched, val=val, options={"steps": 24}, folder=tmp_path))
+    np.testing.assert_array_equal(again.alpha, whole.alpha)
+    assert torch.equal(again.model.linear.weight, whole.model.linear.weight)
+    assert len(again.history) == 24
