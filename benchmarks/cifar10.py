@@ -6,6 +6,7 @@
     python benchmarks/cifar10.py guidance --data DIR --weights ...   # train + val, val only, none; and the ablation
     python benchmarks/cifar10.py rationality --data DIR --weights ...
     python benchmarks/cifar10.py overhead --data DIR
+    python benchmarks/cifar10.py paper --data DIR --device cuda --models resnet20 resnet56   # Table 2, 300 epochs each
     python benchmarks/cifar10.py report                    # tables and pictures from what is there
 
 ``--worker 0/2`` and ``--worker 1/2`` share the runs between two processes. One thread each, bfloat16, channels last.
@@ -254,13 +255,51 @@ def scratch(args: argparse.Namespace) -> None:
                 realised, _ = build(case, solve(case.problem(0.5, args.seed), "uniform"), 0.5, args.seed)
                 model = realised.model.to(memory_format=torch.channels_last)
                 row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
-            # All 50,000 images are the dense network's, as the 10 % for keep ratios are part of the method's price.
+            # The same 45,000 images and the same number of weight steps as DSA's weights get.
             recipe = Recipe.short(args.epochs)
             finetune(
                 model, found.train, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
                 precision="bf16", progress=args.progress,
             )  # fmt: skip
         book.add({**row, "accuracy": evaluate(model, found.test), "cpu_s": time.process_time() - begin})
+
+
+def paper(args: argparse.Namespace) -> None:
+    """Table 2 of the paper: ResNet-20 and ResNet-56 from scratch by the paper's recipe, dense, uniform and DSA.
+
+    Each run has a folder in ``--cache`` and is continued after an interruption. ``--smoke``: a few steps of each stage.
+    """
+    book = Book(args.out)
+    short = {"warm_up": 0.02, "allocation": 0.1, "finetune": 0.02, "milestones": ()} if args.smoke else {}
+    precision = "bf16" if args.device == "cpu" else "fp32"
+    runs = [("dense", 1.0), *((m, b) for b in (0.75, 0.5, 0.333) for m in ("dsa", "uniform"))]
+    for name, (method, budget) in itertools.product(args.models, runs):
+        key = {
+            "study": "paper",
+            "model": name,
+            "method": method,
+            "budget": budget,
+            "seed": args.seed,
+            "smoke": args.smoke,
+        }
+        if (args.methods and method not in args.methods) or book.has(**key):
+            continue
+        torch.manual_seed(args.seed)
+        case = Case(*load(name), args)
+        model, groups, found = case.model, case.groups, case.data(args.seed)
+        if method == "uniform":
+            model = build(case, solve(case.problem(budget, args.seed), "uniform"), budget, args.seed)[0].model
+            groups = find_groups(model, case.inputs)
+        cost = budgets.flops(groups)
+        limit = budget * case.dense if method == "dsa" else 2.0 * case.dense  # the others have nothing to allocate
+        folder = args.cache / "-".join(map(str, ("paper", name, method, budget, args.seed, args.smoke)))
+        trainer = Trainer(
+            model.to(args.device), groups, [cost], [limit], found.train, found.val,
+            Recipe.paper(precision=precision, **short), test=found.test, folder=folder, progress=True, seed=args.seed,
+        )  # fmt: skip
+        trained = trainer.run()
+        used = float(cost.value(torch.from_numpy(trained.widths / groups.sizes))) / case.dense
+        book.add({**key, "used": used, "accuracy": evaluate(trained.model, found.test)})
 
 
 ABLATION: dict[str, dict[str, Any]] = {
@@ -469,6 +508,7 @@ def _accuracies(study: str, part: pd.DataFrame, path: Path) -> None:
     axes[0].set(
         xlabel="FLOPs kept [%]", ylabel="test accuracy after 2 epochs [%]", title=f"{study}: mean and range of seeds"
     )
+    axes[0].set_xticks([100 * budget for budget in sorted(part["budget"].unique())])
     axes[0].legend(fontsize=8)
     sizes = _sizes(study)
     for _, row in part[(part["method"] == "dsa") & (part["seed"] == 0)].sort_values("budget").iterrows():
@@ -538,7 +578,7 @@ def _sizes(study: str) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    studies = {f.__name__: f for f in (resnet20, vgg, scratch, guidance, rationality, overhead, report)}
+    studies = {f.__name__: f for f in (resnet20, vgg, scratch, paper, guidance, rationality, overhead, report)}
     parser.add_argument("study", choices=studies)
     parser.add_argument("--data", type=Path, default=Path("."), help="folder with cifar10.npz")
     parser.add_argument("--weights", type=Path, default=Path("../shared/data/weights/resnet20-12fca82f.th"))
@@ -552,6 +592,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=15.0)
     parser.add_argument("--vgg-epochs", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--models", nargs="*", default=["resnet20", "resnet56"], help="of the study paper")
+    parser.add_argument("--device", default="cpu", help="of the study paper")
+    parser.add_argument("--smoke", action="store_true", help="see that the study paper runs")
     parser.add_argument("--progress", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
