@@ -259,7 +259,7 @@ def scratch(args: argparse.Namespace) -> None:
             recipe = Recipe.short(args.epochs)
             finetune(
                 model, found.train, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
-                precision="bf16", progress=args.progress,
+                precision="bf16", progress=args.progress, folder=args.cache / f"scratch_{method}_{args.seed}",
             )  # fmt: skip
         book.add({**row, "accuracy": evaluate(model, found.test), "cpu_s": time.process_time() - begin})
 

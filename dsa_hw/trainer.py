@@ -97,8 +97,11 @@ class Recipe:
 
     @classmethod
     def short(cls, epochs: float = 15.0, **changes: Any) -> Recipe:
-        """For small machines: a tenth of warm-up, half of allocation, one cycle of the learning rate."""
-        plan = {"warm_up": 0.1 * epochs, "allocation": 0.5 * epochs, "finetune": 0.4 * epochs, "lr": 0.2}
+        """For small machines: a tenth of warm-up, a fifth of allocation, one cycle of the learning rate.
+
+        Weights that are cut late have little time left: most of the cycle belongs to the network that comes out.
+        """
+        plan = {"warm_up": 0.1 * epochs, "allocation": 0.2 * epochs, "finetune": 0.7 * epochs, "lr": 0.2}
         return cls(**{"weight_decay": 5e-4, "weight_steps": 10, **plan, **changes})
 
 
