@@ -226,7 +226,7 @@ def test_nan_importance_is_refused(small: Small) -> None:
 
 def test_unknown_importance_is_refused(small: Small) -> None:
     groups = find_groups(small, IMAGE)
-    with pytest.raises(WidthError, match="choose from gamma, l1, l2"):
+    with pytest.raises(WidthError, match="choose from auto, gamma, l1, l2"):
         choose(small, groups, [4, 4], importance="taylor")
 
 
