@@ -227,8 +227,10 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     )
     arguments = command("--samples", "3", "--holdout", "1", "--grid", "8", "--out", str(out))
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+        # Where the tests run in the background SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (out.exists() and _runs(out)):
         time.sleep(0.2)
