@@ -46,9 +46,9 @@ class Allocator:
     loss         ``loss(outputs, targets)``, a scalar
     importance   b_i of every unit: a name or a function, asked again at every step since weights change
     beta2        sharpness of the masks at the first and at the last step; it grows geometrically in between
-    softness     what beta2 is measured in: the "rank" of a unit in its group, so that about 4 / beta2 of every group's
-                 units have soft masks; or its "importance" b_i itself, as in the paper, where a group of nearly equal
-                 importances stays soft (all its units are weakened, none is removed) and seems dearer than it is
+    softness     what beta2 is measured in: the "rank" of a unit in its group, so that about 2 / beta2 of every group's
+                 units have masks between 1/4 and 3/4; or its "importance" b_i itself, as in the paper, where a group of
+                 nearly equal importances stays soft (all units are weakened, none is removed) and seems too dear
     masks        estimator of the gradient through the masks (see ``dsa_hw.relaxation``), and ``samples`` of them
     weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
                  for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which

@@ -7,7 +7,6 @@ So the mean square of the mask's gradient ranks units by what their removal cost
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import scores
+from dsa_hw.channels.trace import evaluating
 from dsa_hw.training import Loss, checked_loss, device_of, on_device, precise
 
 __all__ = ["fisher"]
@@ -39,7 +39,7 @@ def fisher(
     """
     sizes, device = groups.sizes.tolist(), device_of(model)
     sums, count = [np.zeros(size) for size in sizes], 0
-    with _evaluating(model):
+    with evaluating(model):
         for batch in batches:
             for part in _parts(on_device(batch, device)):
                 masks = [torch.ones(size, device=device, requires_grad=True) for size in sizes]
@@ -70,14 +70,3 @@ def _parts(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
         return tree_map(take, batch)
 
     return (taken(first) for first in range(number))
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
