@@ -73,7 +73,8 @@ def main() -> None:
     option("--epochs", type=float, default=2, help="of fine-tuning (%(default)s)")
     option("--worker", default="0/1")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    if args.what == "train":  # as many processes as there are cores, rather than threads
+        torch.set_num_threads(1)
     if args.what == "report":
         print(report(args.out))
         return
@@ -123,7 +124,10 @@ def dense_network(name: str, args: argparse.Namespace) -> nn.Module:
     if not kept.exists():
         images = datasets.load("cifar10", args.data, seed=0)
         model = model.to(memory_format=torch.channels_last)
-        finetune(model, images.train, args.dense_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=True)
+        finetune(
+            model, images.train, args.dense_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=True,
+            folder=args.work / f"{name}-unfinished",
+        )  # fmt: skip
         row = {"what": "dense", "model": name, "epochs": args.dense_epochs}
         note(args.out, {**row, "accuracy": evaluate(model, images.test)})
         kept.parent.mkdir(parents=True, exist_ok=True)
