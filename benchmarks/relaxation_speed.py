@@ -1,0 +1,80 @@
+"""How long one update's relaxation takes: solve beta1(alpha), sample a mask, backward to alpha; 50 groups of 512.
+
+    python benchmarks/relaxation_speed.py [--groups 50] [--channels 512] [--repeats 200]
+
+One thread. A table of milliseconds, median and 90th percentile, over the sharpnesses and importances that training
+meets, and as a ratio to what cannot be avoided: one sigmoid and one sum over the same numbers, timed in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from dsa_hw.relaxation import Layout, keep_probabilities, sample_masks
+
+BETA2 = (0.05, 0.5, 5.0, 100.0)
+GOAL_MS = 2.0
+
+
+def importances(kind: str, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
+    """Importances (K, C) as found in networks."""
+    values = torch.rand(shape, generator=rng, dtype=torch.float64)
+    if kind == "ranks":  # softness in ranks: log b are the ranks, evenly spaced
+        return torch.exp(values.argsort(1).argsort(1) / shape[1])
+    return values if kind == "even" else torch.exp(6.0 * torch.randn(shape, generator=rng, dtype=torch.float64))
+
+
+def milliseconds(run: Callable[[], object], floor: Callable[[], object], repeats: int) -> tuple[Tensor, Tensor]:
+    """Times of two functions, in turns."""
+    times = np.empty((repeats, 2))
+    for row in times:
+        for place, function in enumerate((run, floor)):
+            begin = time.perf_counter()
+            function()
+            row[place] = 1e3 * (time.perf_counter() - begin)
+    return torch.from_numpy(times[repeats // 10 :, 0]), torch.from_numpy(times[repeats // 10 :, 1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=50)
+    parser.add_argument("--channels", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = torch.Generator().manual_seed(0)
+    layout = Layout((args.channels,) * args.groups)
+    rows = []
+    for kind in ("even", "ranks", "wide"):
+        importance = importances(kind, layout.shape, rng)
+        for beta2 in BETA2:
+            alpha = (0.1 + 0.8 * torch.rand(args.groups, generator=rng, dtype=torch.float64)).requires_grad_()
+            upstream = torch.randn(layout.shape, generator=rng)
+
+            def run(a: Tensor = alpha, b: Tensor = importance, sharp: float = beta2, g: Tensor = upstream) -> None:
+                a.grad = None
+                sample = sample_masks(keep_probabilities(a, b, sharp, layout), "straight_through", generator=rng)
+                sample.masks[0].backward(g)
+
+            def floor(b: Tensor = importance) -> Tensor:
+                return torch.sigmoid(b).sum(1)
+
+            ours, least = milliseconds(run, floor, args.repeats)
+            row = {"importance": kind, "beta2": beta2, "median ms": float(ours.median())}
+            row |= {"90th ms": float(ours.quantile(0.9)), "over the floor": float((ours / least).median())}
+            rows.append(row)
+    frame = pd.DataFrame(rows)
+    print(frame.round(2).to_string(index=False))
+    worst = frame["median ms"].max()
+    print(f"worst median {worst:.2f} ms, goal under {GOAL_MS:g}: {'reached' if worst < GOAL_MS else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()
