@@ -22,21 +22,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dsa_hw.beta1 import EDGE, solve_logits
 from dsa_hw.errors import DsaError, WidthError
 
 __all__ = ["MASKS", "Layout", "MaskSample", "beta2_schedule", "inexactness", "keep_probabilities", "sample_masks"]
 
-# A keep ratio closer than this to 0 or 1 is moved to it: sigmoid(theta) rounds to 1 at theta = 37.
-_EDGE = 1e-12
 # Importances more than 30 decades below the largest of their group count as 0, and 0 counts as that: a channel
 # with b = 0 is kept last but can be kept, so that mean(p) = alpha has a solution for every alpha.
 _DECADES = 30.0
-_ITERATIONS = 200
 
 
 @dataclass(frozen=True)
@@ -135,116 +132,14 @@ def _log_importance(importance: Tensor, layout: Layout) -> Tensor:
     return logs
 
 
-def _solve(log_importance: Tensor, beta2: Tensor, alpha: Tensor, counts: Tensor) -> Tensor:
-    """Logits v = beta2 * (log b - log beta1) (K, C_max) with mean(sigmoid(v)) = alpha, to 1e-10 or better."""
-    scale = beta2.reshape(-1, 1)
-    target = alpha.clamp(_EDGE, 1.0 - _EDGE)
-    offset = torch.logit(target)
-    finite = log_importance.nan_to_num(neginf=0.0)
-    mean = finite.sum(1) / counts
-    variance = (torch.linalg.vecdot(finite, finite) / counts - mean * mean).clamp(min=0.0)
-    # First guess for narrow x: were they normal, mean(sigmoid(x - c)) would be about
-    # sigmoid((E x - c) / sqrt(1 + pi Var x / 8)).
-    spread = beta2 * beta2 * variance
-    guess = beta2 * mean - offset * (1.0 + math.pi / 8.0 * spread).sqrt()
-    wide = spread > 4.0
-    if bool(wide.any()):
-        # For wide x: what it is in the limit of hard pruning. There log b is measured from the channel at the
-        # threshold, whose own logit is then exactly -c, so that beta2 = 1e10 costs no digits where they count.
-        # (Found in float32, which takes a sixth of the time, unless beta2 makes the difference visible.)
-        values = log_importance if float(beta2.max()) > 1e4 else log_importance.to(torch.float32)
-        cut, share, gap = _hard_threshold(values, target, counts)
-        anchor = torch.where(wide, cut, 0.0)[:, None]
-        guess = torch.where(wide, torch.minimum(-torch.logit(share), beta2 * gap), guess)
-    else:
-        anchor = torch.zeros_like(scale)
-    x = (log_importance - anchor).mul_(scale)
-    low, high = (finite.amin(1) - anchor[:, 0]) * beta2, (finite.amax(1) - anchor[:, 0]) * beta2
-    root = _bracketed_newton(x, target, counts, low - offset, high - offset, guess)
-    return x.sub_(root[:, None])
-
-
-def _hard_threshold(log_importance: Tensor, target: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where hard pruning to ``target`` would cut; each (K,).
-
-    The log-importance of the channel at the cut, the share of the channels of that same importance that are kept,
-    and half the way to the next larger importance. As beta2 grows, the root tends to -logit(share) above the cut,
-    or to the middle of the gap where the share is 0.
-    """
-    ascending = _sorted(log_importance)
-    width = log_importance.shape[1]
-    kept = target * counts
-    whole = kept.round()
-    kept = torch.where((kept - whole).abs() < 1e-9, whole, kept)  # 0.3 * 10 channels are 3
-    place = (width - 1 - torch.minimum(kept, counts - 1.0).long())[:, None]
-    anchor = ascending.gather(1, place)
-    above = (ascending.gather(1, (place + 1).clamp(max=width - 1)) - anchor)[:, 0]
-    first, last = torch.searchsorted(ascending, anchor), torch.searchsorted(ascending, anchor, right=True)
-    share = (kept - (width - last[:, 0])) / (last - first)[:, 0]
-    gap = torch.where(above > 0.0, 0.5 * above, math.inf)
-    return anchor[:, 0].to(target.dtype), share.clamp(0.0, 1.0 - _EDGE), gap.to(target.dtype)
-
-
-def _sorted(values: Tensor) -> Tensor:
-    # NumPy's vectorised sort takes a tenth of the time of torch's on the CPU.
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.numpy(), axis=1))
-    return values.sort(1).values
-
-
-def _bracketed_newton(x: Tensor, target: Tensor, counts: Tensor, low: Tensor, high: Tensor, guess: Tensor) -> Tensor:
-    """Root c (K,) of mean(sigmoid(x - c)) = target in [low, high].
-
-    Newton's method on logit(mean p) = logit(alpha), which is linear in c where all x are equal and nearly so
-    where they are close; bisection where a step leaves the bracket or does not halve the residual (where the
-    mean is a staircase).
-    """
-    # Rounding of a mean of C numbers in [0, 1] is about 1e-16; the relative part matters for alpha near 0 and 1.
-    tolerance = 1e-11 * torch.minimum(target, 1.0 - target) + 2e-15
-    goal = torch.logit(target)
-    c = torch.minimum(torch.maximum(guess, low), high)
-    root, rows = c, torch.arange(c.shape[0], device=c.device)
-    previous = torch.full_like(c, math.inf)
-    # One buffer for all iterations: fresh memory of this size costs more than the sigmoid.
-    p = torch.empty_like(x)
-    for iteration in range(_ITERATIONS):
-        p = torch.sub(x, c[:, None], out=p).sigmoid_()
-        total = p.sum(1)
-        mean = total / counts
-        residual = mean - target
-        size = residual.abs()
-        above = residual > 0.0
-        low, high = torch.where(above, c, low), torch.where(above, high, c)
-        unmet = size > tolerance
-        if iteration > 50:  # a bracket without a number inside it has been solved as well as can be
-            unmet &= torch.nextafter(low, high) < high
-        left = int(torch.count_nonzero(unmet))
-        if left == 0:
-            break
-        proposal = torch.addcdiv(c, (torch.logit(mean) - goal) * (1.0 - mean) * total, total - (p * p).sum(1))
-        # A NaN fails every comparison, so it bisects too. After a bisection Newton gets another chance, whatever
-        # the residual did.
-        good = (proposal > low) & (proposal < high) & (size <= 0.5 * previous)
-        previous = torch.where(good, size, math.inf)
-        c = torch.where(unmet, torch.where(good, proposal, 0.5 * (low + high)), c)
-        if 3 * left <= unmet.numel():  # most groups are done: go on with the others alone
-            root = root.index_copy(0, rows, c)
-            index = unmet.nonzero()[:, 0]
-            rows, x, target, goal, counts, tolerance, low, high, previous, c = (
-                values.index_select(0, index)
-                for values in (rows, x, target, goal, counts, tolerance, low, high, previous, c)
-            )
-            p = p[:left]
-    return root.index_copy(0, rows, c)
-
-
 class _KeepProbabilities(torch.autograd.Function):
     """p(alpha) with the implicit gradient."""
 
     @staticmethod
     def forward(ctx: Any, alpha: Tensor, log_importance: Tensor, beta2: Tensor, layout: Layout) -> Tensor:
         counts = layout.counts(alpha.device)
-        v = _solve(log_importance, beta2.expand(counts.shape), alpha.detach().to(torch.float64), counts)
+        given = log_importance, beta2.expand(counts.shape), alpha.detach().to(torch.float64), counts
+        v = torch.from_numpy(solve_logits(*(values.cpu().numpy() for values in given))).to(alpha.device)
         ctx.save_for_backward(v, counts)
         ctx.dtype = alpha.dtype
         return torch.sigmoid(v)
@@ -356,7 +251,7 @@ def _relaxed(p: Tensor, count: int, temperature: float, rng: torch.Generator | N
         raise DsaError(f"The temperature of relaxed masks must be positive; found {temperature}.")
     # u on the open interval: float32 rand can be exactly 0.
     noise = torch.logit(_uniform(p, count, rng).to(torch.float64), eps=2.0**-26)
-    masks = torch.sigmoid((torch.logit(p, eps=_EDGE) + noise) / temperature)
+    masks = torch.sigmoid((torch.logit(p, eps=EDGE) + noise) / temperature)
     return _pathwise((masks * (p.detach() > 0.0)).to(dtype))  # padding stays exactly 0
 
 
