@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 
 import numpy as np
@@ -325,7 +324,7 @@ def test_fifty_groups_of_512_take_no_longer_than_a_few_dozen_sigmoids() -> None:
             start = time.perf_counter()
             function()  # type: ignore[operator]
             times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        return min(times)  # whoever shares the machine can only add
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
