@@ -2,8 +2,8 @@
 
 With x_i = beta2 * log b_i and c = beta2 * log beta1, c is the root of mean_i sigmoid(x_i - c) = alpha (see
 ``dsa_hw.relaxation``). A solve is a few sigmoids over (K, C_max) numbers and, between them, dozens of operations on K
-numbers, each of which costs less than the call of it: NumPy makes these calls in a third of torch's time, and on a GPU
-one copy of the importances is cheaper than hundreds of launches. So this is NumPy whatever the device.
+numbers, each of which costs less than the call of it. NumPy's calls are cheaper than torch's (docs/benchmarks.md), and
+a GPU would be asked for hundreds of small launches; so this is NumPy on any device, for one copy of the importances.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def solve_logits(log_importance: Floats, beta2: Floats, alpha: Floats, counts: F
     """
     target = np.clip(alpha, EDGE, 1.0 - EDGE)
     offset = logit(target)
-    finite = np.maximum(log_importance, 0.0, where=np.isneginf(log_importance), out=log_importance.copy())
+    finite = np.where(np.isneginf(log_importance), 0.0, log_importance)
     mean = finite.sum(1) / counts
     variance = np.maximum(np.einsum("kc,kc->k", finite, finite) / counts - mean * mean, 0.0)
     # First guess for narrow x: were they normal, mean(sigmoid(x - c)) would be about
@@ -41,7 +41,7 @@ def solve_logits(log_importance: Floats, beta2: Floats, alpha: Floats, counts: F
     if wide.any():
         # For wide x: what it is in the limit of hard pruning. There log b is measured from the channel at the
         # threshold, whose own logit is then exactly -c, so that beta2 = 1e10 costs no digits where they count.
-        # (Found in float32, which takes a sixth of the time, unless beta2 makes the difference visible.)
+        # (Found in float32, which sorts faster, unless beta2 makes the difference visible.)
         values = log_importance if beta2.max() > 1e4 else log_importance.astype(np.float32)
         cut, share, gap = _hard_threshold(values, target, counts)
         anchor = np.where(wide, cut, 0.0)
