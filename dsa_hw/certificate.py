@@ -7,7 +7,7 @@ One `Entry` for each budget. A verdict is about intervals, never about single nu
     CANNOT TELL  the interval contains the limit, or the measurement cannot be trusted
 
 Where the budget is a share of the dense network, the limit is that share of the dense network's cost in the *same*
-interleaved run, and the uncertainty of both counts.
+interleaved run, and the uncertainty of both counts. What slows both alike cancels: see `Reading.doubt_beside`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ class Reading:
 
     ``doubt`` says why it cannot be trusted, None where it can. ``estimated`` says whose word it is where nothing
     was run ("estimated by Vela 4.2"). ``runs`` is 0 where nothing had to be run.
+
+    Where the doubt is nothing but a disturbance that every run of the session suffered, ``felt`` is the share by which
+    it inflates this network, with a standard error, and ``allowed`` the share that the rules allow.
     """
 
     value: float
@@ -58,6 +61,8 @@ class Reading:
     statistic: str = "count"
     doubt: str | None = None
     estimated: str | None = None
+    felt: tuple[float, float] | None = None
+    allowed: float = 0.0
 
     @property
     def usable(self) -> bool:
@@ -69,6 +74,24 @@ class Reading:
         if not self.usable:
             return math.inf, math.inf
         return 1 - self.low / self.value, self.high / self.value - 1
+
+    def doubt_beside(self, other: Reading | None) -> str | None:
+        """Why the ratio to ``other`` from the same interleaved run cannot be trusted; without one, `doubt`.
+
+        (1 + a) / (1 + b) is off by about a - b: of the inflations of the two only the difference counts, and two
+        standard errors of it.
+        """
+        doubt = self.doubt or (other.doubt if other is not None else None)
+        if doubt is None or other is None or self.felt is None or other.felt is None:
+            return doubt
+        (mine, error), (its, another) = self.felt, other.felt
+        apart, allowed = abs(mine - its) + 2 * math.hypot(error, another), max(self.allowed, other.allowed)
+        if apart <= allowed:
+            return None
+        return (
+            f"short disturbances that the control cannot tell from quiet inflate the two networks unlike, by up to "
+            f"{100 * apart:.1f} %, {100 * allowed:.1f} % is allowed"
+        )
 
 
 def verdict_of(reading: Reading, limit: float, reference: Reading | None = None) -> tuple[str, float, float, float]:
@@ -84,8 +107,7 @@ def verdict_of(reading: Reading, limit: float, reference: Reading | None = None)
         below, above = math.hypot(below, other[1]), math.hypot(above, other[0])
     used = reading.value / limit
     low, high = used * max(1 - below, 0.0), used * (1 + above)
-    doubtful = reading.doubt is not None or (reference is not None and reference.doubt is not None)
-    if doubtful or low <= 1 < high:
+    if reading.doubt_beside(reference) is not None or low <= 1 < high:
         return CANNOT_TELL, used, low, high
     return (MET if high <= 1 else NOT_MET), used, low, high
 
@@ -150,7 +172,7 @@ def entry_of(budget: Budget, gauge: Any, predicted: float, limit: float, reading
     reference = dense if budget.relative and not gauge.exact else None
     limit = limit_of(budget, limit, dense, gauge.exact)
     verdict, used, low, high = verdict_of(reading, limit, reference)
-    doubt = reading.doubt or (reference.doubt if reference is not None else None)
+    doubt = reading.doubt_beside(reference)
     return Entry(
         asked=str(budget),
         budget=describe(budget),

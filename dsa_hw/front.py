@@ -272,7 +272,7 @@ def _rounds_frame(lines: Sequence[Line], rounds: Sequence[Round]) -> pd.DataFram
             "dense": r.dense[j].value,
             "utilisation": r.used[j],
             "verdict": r.verdicts[j],
-            "doubt": r.readings[j].doubt,
+            "doubt": r.readings[j].doubt_beside(r.dense[j] if line.budget.relative and not line.gauge.exact else None),
             "widths": tuple(r.widths.tolist()),
         }
         for number, r in enumerate(rounds, 1)

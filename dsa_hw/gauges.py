@@ -177,6 +177,9 @@ class DeviceGauge:
         longest = max(limit, bench.least_seconds(len(loaded)))
         found = bench.measure(loaded, limit=longest, on_visit=visited)
         return {
-            name: Reading(m.value, m.low, m.high, m.runs, m.protocol.statistic, m.doubt, m.estimated)
+            name: Reading(
+                m.value, m.low, m.high, m.runs, m.protocol.statistic, m.doubt, m.estimated,
+                None if m.flaw else m.own, m.protocol.worst,
+            )
             for name, m in found.items()
-        }
+        }  # fmt: skip

@@ -116,7 +116,8 @@ class Measurement:
     """One network on one target: raw runs, the reference they are judged by, and everything derived from both.
 
     ``seconds`` is the statistic of ``protocol`` over the accepted runs, ``[low, high]`` its 95 % interval. ``hidden``
-    is the inflation that the control cannot see (see `profilers.timing.inflation`). The repr is the report.
+    is the inflation that the control cannot see, at most (see `profilers.timing.inflation`); ``own`` what this very
+    network feels of it, with a standard error, where there were visits enough to tell. The repr is the report.
     A time that the target computed (``estimated`` says who) is one exact run, and trusted as that.
     """
 
@@ -127,6 +128,7 @@ class Measurement:
     protocol: Protocol = field(default_factory=Protocol)
     environment: Mapping[str, str] = field(default_factory=dict)
     hidden: float = 0.0
+    own: tuple[float, float] | None = None
 
     #: what is measured, its column in a profile table, its base unit, and further columns
     quantity: ClassVar[str] = "latency"
@@ -256,6 +258,18 @@ class Measurement:
     @property
     def doubt(self) -> str | None:
         """Why the number may not be used; None where it may."""
+        if self.flaw is not None or self.estimated or self.hidden <= self.protocol.worst:
+            return self.flaw
+        if self.hidden == float("inf"):
+            return "the control workload, run alone, showed no undisturbed moment as long as a visit"
+        return (
+            f"short disturbances that the control cannot tell from quiet inflate every run by about "
+            f"{_percent(self.hidden)}, {_percent(self.protocol.worst)} is allowed"
+        )
+
+    @cached_property
+    def flaw(self) -> str | None:
+        """Why the number may not be used whatever the hidden inflation; None where nothing else stands against it."""
         if self.estimated:
             return None if self.runs else "the target has not computed it yet"
         rule = self.protocol
@@ -269,13 +283,6 @@ class Measurement:
         if self.halfwidth > rule.worst:
             return (
                 f"the 95 % interval is {_percent(self.halfwidth)} wide to each side, {_percent(rule.worst)} is allowed"
-            )
-        if self.hidden == float("inf"):
-            return "the control workload, run alone, showed no undisturbed moment as long as a visit"
-        if self.hidden > rule.worst:
-            return (
-                f"short disturbances that the control cannot tell from quiet inflate every run by about "
-                f"{_percent(self.hidden)}, {_percent(rule.worst)} is allowed"
             )
         return None
 

@@ -27,7 +27,7 @@ from .micro import artefact_of, control_chain, input_of
 from .reference import Reference, ReferenceFile
 from .targets import Loaded, Target
 
-__all__ = ["Bench", "Scan", "inflation", "sensitivity"]
+__all__ = ["Bench", "Scan", "inflation", "sensitivity", "slope"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +94,17 @@ def sensitivity(samples: Sequence[Samples]) -> float:
     """How much longer networks take, in per cent, when the control takes one per cent longer; at most 1.5.
 
     Disturbances of memory and cache hit networks unlike: a ResNet-18 felt a quarter of what the control felt, a narrow
-    MobileNetV2 more than all of it. Pooled slope of log seconds over log control of the visits of each network,
-    accepted or not, plus two standard errors; 1 until there are visits enough to tell.
+    MobileNetV2 more than all of it. The pooled `slope` of all networks plus two standard errors; 1 until there are
+    visits enough to tell.
+    """
+    found = slope(samples)
+    return 1.0 if found is None else float(np.clip(found[0] + 2 * found[1], 0.1, 1.5))
+
+
+def slope(samples: Sequence[Samples]) -> tuple[float, float] | None:
+    """Slope of log seconds over log control of the visits of each network, accepted or not, and its standard error.
+
+    One slope for all ``samples``, each around its own medians; None until there are visits enough to tell.
     """
     x, y, used = [np.zeros(0)], [np.zeros(0)], 0
     for part in samples:
@@ -113,15 +122,14 @@ def sensitivity(samples: Sequence[Samples]) -> float:
         used += 1
     left, right = np.concatenate(x), np.concatenate(y)
     if len(left) < 30 or not float((left**2).sum()) > 0:
-        return 1.0
+        return None
     keep = np.abs(right) <= 4 * np.median(np.abs(right)) + 1e-12
     left, right = left[keep], right[keep]
     energy = float((left**2).sum())
     if len(left) - used < 10 or not energy > 0:
-        return 1.0
-    slope = float((left * right).sum()) / energy
-    error = math.sqrt(float(((right - slope * left) ** 2).sum()) / (len(left) - used - 1) / energy)
-    return float(np.clip(slope + 2 * error, 0.1, 1.5))
+        return None
+    rise = float((left * right).sum()) / energy
+    return rise, math.sqrt(float(((right - rise * left) ** 2).sum()) / (len(left) - used - 1) / energy)
 
 
 class Bench:
@@ -311,17 +319,14 @@ class Bench:
         )
 
     def _judge(self, name: str, parts: list[Samples], length: float, rules: Protocol, felt: float = 1.0) -> Measurement:
-        hidden = 0.0
+        hidden, own, samples = 0.0, None, Samples.joined(parts)
         if math.isfinite(length):
-            hidden = felt * inflation(self._scans, self.reference.seconds, rules, length, self._block)
+            share = inflation(self._scans, self.reference.seconds, rules, length, self._block)
+            hidden = felt * share
+            if math.isfinite(share) and (found := slope([samples])) is not None:
+                own = (share * found[0], share * found[1])
         return Measurement(
-            name,
-            self.target.title,
-            Samples.joined(parts),
-            self.reference.seconds,
-            rules,
-            self.environment,
-            hidden,
+            name, self.target.title, samples, self.reference.seconds, rules, self.environment, hidden, own
         )
 
     def _plan(self, expected: float) -> tuple[int, int]:

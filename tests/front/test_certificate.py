@@ -38,6 +38,39 @@ def test_what_cannot_be_trusted_cannot_be_told() -> None:
     assert verdict_of(Reading(math.nan, 0.0, math.inf), 0.005)[0] == "CANNOT TELL"
 
 
+def felt(value: float, share: float, error: float = 0.001, flaw: bool = False) -> Reading:
+    """Inflated by ``share``, where 2 % is allowed."""
+    low, high = value * 0.995, value * 1.005
+    doubt = "busy" if flaw or share > 0.02 else None
+    return Reading(value, low, high, 400, "median", doubt, None, None if flaw else (share, error), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("network", "dense", "verdict"),
+    [
+        (felt(0.0045, 0.06), felt(0.01, 0.06), "MET"),  # both alike: it cancels
+        (felt(0.0045, 0.06), felt(0.01, 0.05), "MET"),
+        (felt(0.0045, 0.06), felt(0.01, 0.03), "CANNOT TELL"),  # unlike
+        (felt(0.0045, 0.06, 0.01), felt(0.01, 0.06), "CANNOT TELL"),  # alike, but not known well
+        (felt(0.0045, 0.06, flaw=True), felt(0.01, 0.06), "CANNOT TELL"),  # another reason
+        (felt(0.0045, 0.06), DENSE, "CANNOT TELL"),  # not known of the dense one
+        (felt(0.0045, 0.01, 0.1), felt(0.01, 0.01, 0.1), "MET"),  # nothing to excuse
+    ],
+)
+def test_what_slows_both_networks_alike_cancels_in_a_share(network: Reading, dense: Reading, verdict: str) -> None:
+    budget = budgets.LatencyBudget("50%")
+    entry = entry_of(budget, GAUGE, 0.0045, 1.0, network, dense)
+    assert entry.verdict == verdict
+    assert (entry.doubt is None) == (verdict == "MET")
+    assert network.doubt is None or verdict_of(network, 0.005)[0] == "CANNOT TELL", "in milliseconds nothing cancels"
+
+
+@given(a=st.floats(0, 0.2), b=st.floats(0, 0.2))
+def test_a_ratio_that_is_trusted_is_off_by_no_more_than_allowed(a: float, b: float) -> None:
+    if felt(1.0, a, 0.0).doubt_beside(felt(1.0, b, 0.0)) is None:
+        assert abs((1 + a) / (1 + b) - 1) <= 0.02 + 1e-12
+
+
 @given(
     value=st.floats(1e-6, 1.0), limit=st.floats(1e-6, 1.0), below=st.floats(0, 0.5), above=st.floats(0, 0.5)
 )  # fmt: skip

@@ -14,7 +14,7 @@ from dsa_hw.errors import MeasurementError, ProfileError
 from profilers import compare_measurements, statistics
 from profilers.measurement import Measurement, Protocol, Samples
 from profilers.reference import ReferenceFile
-from profilers.timing import Bench, Scan, inflation, sensitivity
+from profilers.timing import Bench, Scan, inflation, sensitivity, slope
 from tests.profilers.machine import Machine, Simulated
 
 CONTROL = 5e-4
@@ -274,6 +274,13 @@ def test_sensitivity_is_the_slope_of_seconds_over_control() -> None:
     assert sensitivity([visits(5.0)]) == 1.5
     assert sensitivity([visits(0.3, 5)]) == 1.0, "too few visits to tell"
     assert sensitivity([]) == 1.0
+    assert slope([visits(0.3, 5)]) is None
+    missed = []
+    for truth in np.linspace(0, 1.2, 40):
+        found = slope([visits(truth)])
+        assert found is not None
+        missed.append(abs(found[0] - truth) > 2 * found[1])
+    assert np.mean(missed) < 0.2, "two standard errors hold the truth nearly always"
 
 
 def test_damaged_reference_file_is_said_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
