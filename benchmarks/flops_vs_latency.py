@@ -8,7 +8,7 @@ The trained ResNet-20 (option A) and a MobileNetV2 for CIFAR-10 that is trained 
 latency; three seeds (which images guide the allocation, and the order of fine-tuning). Four networks a case:
 
     latency   DSA under the latency budget, measured and corrected as ``dsa_hw.allocate`` does
-    FLOPs     DSA under the FLOPs budget whose network takes as long as the first, found by measuring
+    FLOPs     DSA under the FLOPs budget that takes as long, then measured and corrected just so
     uniform   the same keep ratio everywhere, under the latency budget, measured and corrected
     Torch-Pruning   global magnitude, at the ratio whose network takes as long as the first
 
@@ -39,11 +39,11 @@ import profilers
 from budgets import LatencyBudget
 from dsa_hw import allocate, find_groups
 from dsa_hw import data as datasets
-from dsa_hw.channels import choose, shrink
+from dsa_hw.channels import shrink
 from dsa_hw.costing import predict
 from dsa_hw.equal import match
 from dsa_hw.gauges import DENSE, DeviceGauge, rules_for
-from dsa_hw.methods import Problem, solve
+from dsa_hw.methods import Problem, Proposal, solve
 from dsa_hw.models import load
 from dsa_hw.progress import Bar
 from dsa_hw.training import evaluate, finetune, recalibrate
@@ -53,7 +53,7 @@ from profilers.targets import resolve
 HERE = Path(__file__).parent
 MODELS = ("resnet20_a", "mobilenet_v2_small")
 OURS, FLOPS, UNIFORM, RIVAL = "latency, dsa", "FLOPs, dsa", "uniform", "Torch-Pruning"
-CLOSE, MOST = 0.01, 6  # as close as latencies are brought, and the most measurements for it
+CLOSE, MOST = 0.03, 6  # as close as latencies are brought (a budget is used to 97 %), and how often one is halved
 TARGET = "onnxruntime/cpu"
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     option("--models", nargs="+", default=list(MODELS), choices=MODELS)
     option("--shares", nargs="+", type=float, default=[60, 40], help="per cent of the dense latency")
     option("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    option("--allow", type=float, default=0.03, help="disturbance allowed, as a share (%(default)s)")
+    option("--allow", type=float, default=0.05, help="disturbance allowed, as a share (%(default)s)")
     option("--dense-epochs", type=float, default=8, help="of MobileNetV2 (%(default)s)")
     option("--epochs", type=float, default=2, help="of fine-tuning (%(default)s)")
     option("--worker", default="0/1")
@@ -165,18 +165,16 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
     gauge = DeviceGauge(resolve(TARGET), network.inputs, rules_for(LatencyBudget("50%"), network.rules), seed)
     made: dict[str, nn.Module] = {}
     choices: dict[str, Any] = {}
-    cost = network.cost
-    for text, method in ((OURS, "dsa"), (UNIFORM, "uniform")):
+    for text, method in ((OURS, "dsa"), (FLOPS, "dsa"), (UNIFORM, "uniform")):
+        images.val.epoch = 0
         found = allocate(
             network.dense, LatencyBudget(f"{share:g}%"), example_inputs=network.inputs, val=images.val, target=TARGET,
-            profile=cost, method=method, seed=seed, protocol=network.rules, progress=True, name=network.name,
-            options={"precision": "bf16"} if method == "dsa" else {},
+            profile=network.cost, method=method, seed=seed, protocol=network.rules, progress=True, name=network.name,
+            options={"precision": "bf16"} if method == "dsa" else {}, time_limit=90.0,
+            proposal=flops_proposal(network, images, seed, share / 100) if text == FLOPS else None,
         )  # fmt: skip
-        made[text], choices[text] = found.model, kept_of([np.asarray(u) for u in found.plan.kept])
-        print(found.certificate.entries[0], flush=True)
-        if method == "dsa":
-            aim = float(predict([cost], found.widths.to_numpy(), network.sizes)[0])
-    made[FLOPS], choices[FLOPS] = flops_twin(network, images, seed, gauge, made[OURS], aim)
+        made[text], choices[text] = found.model, {"kept": [np.asarray(u).tolist() for u in found.plan.kept]}
+        print(text, found.widths.tolist(), found.certificate.entries[0], flush=True)
     made[RIVAL], choices[RIVAL] = torch_pruning_twin(network, gauge, made[OURS])
     readings = gauge.read({DENSE: network.dense, **made}, 60.0)
     flops = {text: counted(model, network.inputs) for text, model in {DENSE: network.dense, **made}.items()}
@@ -189,74 +187,57 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
     )  # fmt: skip
 
 
-def kept_of(kept: list[Any]) -> dict[str, Any]:
-    return {"kept": [units.tolist() for units in kept]}
-
-
 def counted(model: nn.Module, inputs: Any) -> float:
     return float(budgets.flops(find_groups(model, inputs)).dense)
 
 
-def flops_twin(
-    network: Network, images: Any, seed: int, gauge: DeviceGauge, goal: nn.Module, aim: float
-) -> tuple[nn.Module, Any]:
-    """DSA under the FLOPs budget whose network takes as long as ``goal``."""
-    flops, groups, sizes = budgets.flops(network.groups), network.groups, network.sizes
+def flops_proposal(network: Network, images: Any, seed: int, share: float) -> Proposal:
+    """Keep ratios of DSA under the FLOPs budget whose network is predicted to take ``share`` of the dense latency.
 
-    def seconds(widths: Any) -> float:
-        return float(predict([network.cost], widths, sizes)[0])
-
-    def proposed(limit: float) -> Any:
+    Which budget that is depends on the keep ratios, so it is found twice: for uniform ones, then for DSA's own.
+    """
+    flops, cost, sizes = budgets.flops(network.groups), network.cost, network.sizes
+    aim = share * float(predict([cost], sizes, sizes)[0])
+    alpha = np.full(len(network.groups), share)
+    for _ in range(2):
+        limit = match(alpha, sizes, flops, lambda w: float(predict([cost], w, sizes)[0]), aim, network.grid).limit
         images.val.epoch = 0
         problem = Problem(
-            network.dense, groups, [flops], [limit], network.inputs, network.grid, val=images.val, seed=seed,
+            network.dense, network.groups, [flops], [limit], network.inputs, network.grid, val=images.val, seed=seed,
             progress=True, options={"precision": "bf16"},
         )  # fmt: skip
-        return solve(problem)
-
-    dense = float(flops.dense)
-    first = match(np.full(len(groups), 0.7), sizes, flops, seconds, aim, network.grid)
-    guess = match(proposed(first.limit).alpha, sizes, flops, seconds, aim, network.grid)
-    proposal = proposed(guess.limit)
-
-    def build(widths: Any) -> tuple[nn.Module, Any]:
-        kept = choose(proposal.model, groups, widths, lambda *_: proposal.importance)
-        return shrink(proposal.model, groups, kept).eval(), kept_of(kept)
-
-    best: tuple[float, Any, Any] = (np.inf, None, None)
-    for _ in range(MOST):
-        found = match(proposal.alpha, sizes, flops, seconds, aim, network.grid)
-        model, kept = build(found.widths)
-        off = distance(gauge, model, goal)
-        best = min(best, (abs(off), model, {**kept, "budget": found.limit / dense}), key=lambda item: item[0])
-        if abs(off) <= CLOSE:
-            break
-        aim = found.seconds / np.exp(off)  # what must be predicted for the two to be measured equal
-    return best[1], best[2]
+        found = solve(problem)
+        alpha = found.alpha
+    print(f"FLOPs budget {100 * limit / float(flops.dense):.1f} %", flush=True)
+    return found
 
 
 def torch_pruning_twin(network: Network, gauge: DeviceGauge, goal: nn.Module) -> tuple[nn.Module, Any]:
-    """Torch-Pruning's global magnitude pruner at the ratio that takes as long as ``goal``, by halving."""
-    low, high = 0.0, 0.95
-    best: tuple[float, Any, float] = (np.inf, None, 0.0)
-    for _ in range(MOST + 2):
-        ratio = (low + high) / 2
-        model = torch_pruned(network, ratio)
-        off = distance(gauge, model, goal)
-        best = min(best, (abs(off), model, ratio), key=lambda item: item[0])
-        if abs(off) <= CLOSE:
-            break
-        low, high = (ratio, high) if off > 0 else (low, ratio)
-    return best[1], {"ratio": best[2]}
+    """Torch-Pruning's global magnitude pruner at the ratio that takes as long as ``goal``, by halving.
+
+    With widths rounded to 8, and where that leaves too large a gap, to fewer, as its users may.
+    """
+    best: tuple[float, Any, Any] = (np.inf, None, None)
+    for step in (8, 4, 1):
+        low, high = 0.0, 0.95
+        for _ in range(MOST):
+            ratio = (low + high) / 2
+            model = torch_pruned(network, ratio, step)
+            off = distance(gauge, model, goal)
+            best = min(best, (abs(off), model, {"ratio": ratio, "step": step}), key=lambda item: item[0])
+            if best[0] <= CLOSE:
+                return best[1], best[2]
+            low, high = (ratio, high) if off > 0 else (low, ratio)
+    return best[1], best[2]
 
 
-def torch_pruned(network: Network, ratio: float) -> nn.Module:
+def torch_pruned(network: Network, ratio: float, step: int) -> nn.Module:
     import torch_pruning
 
     model = copy.deepcopy(network.dense)
     torch_pruning.pruner.BasePruner(
         model, network.inputs, importance=torch_pruning.importance.GroupMagnitudeImportance(p=2), global_pruning=True,
-        pruning_ratio=ratio, max_pruning_ratio=0.95, round_to=8,
+        pruning_ratio=ratio, max_pruning_ratio=0.95, round_to=step,
         ignored_layers=[m for m in model.modules() if isinstance(m, nn.Linear)],
     ).step()  # fmt: skip
     return model.eval()
@@ -264,7 +245,7 @@ def torch_pruned(network: Network, ratio: float) -> nn.Module:
 
 def distance(gauge: DeviceGauge, model: nn.Module, goal: nn.Module) -> float:
     """log of the measured latency over the goal's, in one interleaved run."""
-    found = gauge.read({"network": model, "goal": goal}, 20.0)
+    found = gauge.read({"network": model, "goal": goal}, 10.0)
     return float(np.log(found["network"].value / found["goal"].value))
 
 
@@ -284,7 +265,7 @@ def train(network: Network, seed: int, share: float, args: argparse.Namespace) -
             if "kept" in choice:
                 model = shrink(network.dense, network.groups, [np.asarray(units) for units in choice["kept"]])
             else:
-                model = torch_pruned(network, choice["ratio"])
+                model = torch_pruned(network, choice["ratio"], choice["step"])
             model = model.to(memory_format=torch.channels_last)
             recalibrate(model, images.train, 10, "bf16")
             before = evaluate(model, images.test)

@@ -57,7 +57,10 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The operations around one group, as functions of its width; ``unit`` channels go with one unit of width."""
+    """The operations around one group, as functions of its width; ``unit`` channels go with one unit of width.
+
+    Where several groups lie side by side in one tensor, it is the tensor that is swept: its width makes the blocks.
+    """
 
     group: str
     size: int
@@ -146,6 +149,8 @@ def _around(groups: ChannelGroups, name: str, layers: Mapping[str, Layer]) -> Sw
     middle = next((layers[m] for m in depthwise if layers[m].side == first.out_side), None)
     side = middle.out_side if middle else first.out_side
     last = max((layers[m] for m in used), key=lambda layer: layer.macs, default=None)
+    if first.outputs % unit == 0:
+        size = first.outputs // unit
 
     def channels(dense: int, width: int, each: int) -> int:
         return dense - each * (size - width)

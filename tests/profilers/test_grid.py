@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsa_hw import models
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import ProfileError
 from profilers import grid
@@ -106,6 +107,16 @@ def test_sweeps_rebuild_the_operations_around_a_group(tiny: tuple) -> None:  # t
     assert inner.unit == 1
     assert inner.make(24) == (Layer(16, 24, **side), Layer(24, 16, **side))
     assert inner.make(20) == (Layer(16, 20, **side), Layer(20, 16, **side))
+
+
+def test_groups_side_by_side_are_swept_as_the_tensor_that_they_make() -> None:
+    # Shortcuts that pad: stage 2 has the 16 channels of stage 1 and 16 of its own, and kernels see 32.
+    model, inputs = models.load("resnet20_a")
+    groups = find_groups(model, inputs)
+    assert int(groups.sizes[groups.names.index("layer2.0.conv2")]) == 16
+    swept = next(s for s in grid.sweeps(model, groups, inputs, most=12) if s.group == "layer2.0.conv2")
+    assert (swept.size, swept.unit) == (32, 1)
+    assert [swept.make(width)[0].outputs for width in (32, 20, 16)] == [32, 20, 16]
 
 
 def test_depthwise_goes_along() -> None:
