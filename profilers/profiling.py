@@ -293,6 +293,7 @@ class _Job:
         with self.clock.stage("check"):
             self.notify(Event("checking against the shrunk network"))
             agreement = self.maker.check(self.seed)
+        self._forget_disturbed()
         try:
             self._measure(self._design(space, samples, holdout))
             self._measure(self._adapted(space, samples))
@@ -335,6 +336,17 @@ class _Job:
                 changed,
             )
         return network
+
+    def _forget_disturbed(self) -> None:
+        """Where all is measured and all refused for what hides in it: measure again, or no repetition would help."""
+        found = measurements(self.store, self.network, self.environment, self.protocol).values()
+        if found and all(m.finished and m.flaw is None and m.doubt is not None for m in found):
+            hidden = self.store.reference(self.environment)[1]
+            runs = self.store.forget_samples(self.environment, self.network)
+            _log.warning(
+                "%d runs in %s were inflated by about %.1f %% (%.1f %% is allowed) and are made again",
+                runs, self.store.path, 100 * hidden, 100 * self.protocol.worst,
+            )  # fmt: skip
 
     def _left(self) -> float:
         return max(self.deadline - time.monotonic(), 0.0)

@@ -268,6 +268,17 @@ class Store:
             for configuration, sessions in parts.items()
         }
 
+    def forget_samples(self, environment: str, network: str) -> int:
+        """Drop the raw runs of a network in an environment, and what was hidden in them; how many there were."""
+        with self._transaction() as connection:
+            dropped = connection.execute(
+                "DELETE FROM samples WHERE session IN (SELECT id FROM sessions WHERE environment = ?) "
+                "AND configuration IN (SELECT id FROM configurations WHERE network = ?)",
+                (environment, network),
+            ).rowcount
+            connection.execute("UPDATE reference SET hidden = 0 WHERE environment = ?", (environment,))
+        return int(dropped)
+
     def lower_reference(self, environment: str, seconds: float, hidden: float) -> float:
         """Keep the lowest reference of an environment and the latest hidden inflation; the reference that holds."""
         with self._transaction() as connection:

@@ -6,9 +6,11 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,28 @@ def test_a_profile_that_cannot_be_trusted_is_refused_and_kept(tiny: Network, tmp
     assert len(profilers.load(out).profile) == 0, "but no number is offered"
     with pytest.raises(MeasurementError, match="cannot be trusted"):
         profilers.measure(*tiny, target="torch/cpu", protocol=strict, time_limit=0.5)
+
+
+def test_runs_that_were_disturbed_throughout_are_made_again(
+    tiny: Network, lenient: Protocol, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"grid": 4, "out": tmp_path / "p.sqlite", "samples": 6, "holdout": 2, "time_limit": 60}
+    profilers.profile(*tiny, "onnxruntime/cpu", protocol=lenient, **options)
+    before = _samples(tmp_path / "p.sqlite")
+    hidden = 2 * lenient.worst
+    with sqlite3.connect(tmp_path / "p.sqlite") as connection:
+        connection.execute("UPDATE reference SET hidden = ?", (hidden,))
+    profilers.profile(*tiny, "onnxruntime/cpu", protocol=replace(lenient, worst=2 * hidden), **options)
+    assert _samples(tmp_path / "p.sqlite") == before, "allowed: nothing is measured again"
+    table = profilers.profile(*tiny, "onnxruntime/cpu", protocol=lenient, **options)
+    assert "are made again" in caplog.text
+    assert not before & _samples(tmp_path / "p.sqlite")
+    assert len(table) == 8
+
+
+def _samples(path: Path) -> set[float]:
+    with sqlite3.connect(path) as connection:
+        return {seconds for (seconds,) in connection.execute("SELECT id + seconds FROM samples")}
 
 
 def test_measure_and_self_check(tiny: Network, lenient: Protocol) -> None:
@@ -244,8 +268,6 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def _runs(path: Path) -> int:
-    import sqlite3
-
     connection = sqlite3.connect(path, timeout=10)
     try:
         return int(connection.execute("SELECT count(*) FROM samples").fetchone()[0])
