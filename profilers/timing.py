@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _DISCARDED = 2  # control runs before a reading: they find the caches full of somebody else's data
 _READING = 0.004  # seconds; a single run of the control jitters by several per cent even on a quiet machine
 _LONG = 0.015  # seconds; a cold cache costs about 0.1 ms, which no longer matters in a run of this length
+_LEAST_SLOPE = 0.1  # of a network over the control, or the two do not see the same
 _MOST_RUNS = 50
 
 
@@ -98,13 +99,14 @@ def sensitivity(samples: Sequence[Samples]) -> float:
     visits enough to tell.
     """
     found = slope(samples)
-    return 1.0 if found is None else float(np.clip(found[0] + 2 * found[1], 0.1, 1.5))
+    return 1.0 if found is None else min(found[0] + 2 * found[1], 1.5)
 
 
 def slope(samples: Sequence[Samples]) -> tuple[float, float] | None:
     """Slope of log seconds over log control of the visits of each network, accepted or not, and its standard error.
 
-    One slope for all ``samples``, each around its own medians; None until there are visits enough to tell.
+    One slope for all ``samples``, each around its own medians; None until there are visits enough to tell, and where
+    it is next to nothing: bursts in step with the visits hit the network while the control rests, and conversely.
     """
     x, y, used = [np.zeros(0)], [np.zeros(0)], 0
     for part in samples:
@@ -129,7 +131,8 @@ def slope(samples: Sequence[Samples]) -> tuple[float, float] | None:
     if len(left) - used < 10 or not energy > 0:
         return None
     rise = float((left * right).sum()) / energy
-    return rise, math.sqrt(float(((right - rise * left) ** 2).sum()) / (len(left) - used - 1) / energy)
+    error = math.sqrt(float(((right - rise * left) ** 2).sum()) / (len(left) - used - 1) / energy)
+    return (rise, error) if rise + 2 * error >= _LEAST_SLOPE else None
 
 
 class Bench:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsa_hw.errors import MeasurementError, ProfileError
@@ -122,6 +122,7 @@ def test_waiting_for_a_processor_rejects_a_run_even_if_the_controls_are_fine(tmp
     seconds=st.floats(1e-3, 0.02),
     seed=st.integers(0, 99),
 )
+@example(period=0.05078125, duty=0.5, factor=1.125, seconds=0.0078125, seed=0)  # bursts in step with the visits
 def test_right_within_two_per_cent_or_refused(
     tmp_path_factory: pytest.TempPathFactory, period: float, duty: float, factor: float, seconds: float, seed: int
 ) -> None:
@@ -275,8 +276,10 @@ def test_sensitivity_is_the_slope_of_seconds_over_control() -> None:
     assert sensitivity([visits(0.3, 5)]) == 1.0, "too few visits to tell"
     assert sensitivity([]) == 1.0
     assert slope([visits(0.3, 5)]) is None
+    assert slope([visits(-0.5)]) is None, "out of step with the control"
+    assert sensitivity([visits(-0.5)]) == 1.0
     missed = []
-    for truth in np.linspace(0, 1.2, 40):
+    for truth in np.linspace(0.2, 1.2, 40):
         found = slope([visits(truth)])
         assert found is not None
         missed.append(abs(found[0] - truth) > 2 * found[1])
