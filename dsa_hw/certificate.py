@@ -36,6 +36,7 @@ __all__ = [
     "describe",
     "entry_of",
     "limit_of",
+    "reference_of",
     "verdict_of",
 ]
 
@@ -162,14 +163,20 @@ class Entry:
         return f"{text} ({self.doubt})" if self.doubt else text
 
 
+def reference_of(budget: Budget, dense: Reading, exact: bool) -> Reading | None:
+    """What the limit is a share of: the dense network in the same run, where the budget is relative and measured."""
+    return dense if budget.relative and not exact else None
+
+
 def limit_of(budget: Budget, limit: float, dense: Reading, exact: bool) -> float:
     """The limit in force: a share of a measured cost is taken from the dense network in the same run."""
-    return budget.quantity.magnitude * dense.value if budget.relative and not exact else limit
+    reference = reference_of(budget, dense, exact)
+    return limit if reference is None else budget.quantity.magnitude * reference.value
 
 
 def entry_of(budget: Budget, gauge: Any, predicted: float, limit: float, reading: Reading, dense: Reading) -> Entry:
     """The entry for a budget, read with ``gauge`` (its title, environment and whether it is exact)."""
-    reference = dense if budget.relative and not gauge.exact else None
+    reference = reference_of(budget, dense, gauge.exact)
     limit = limit_of(budget, limit, dense, gauge.exact)
     verdict, used, low, high = verdict_of(reading, limit, reference)
     doubt = reading.doubt_beside(reference)

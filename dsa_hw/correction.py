@@ -30,7 +30,7 @@ from scipy.special import logit
 from torch import Tensor
 
 from dsa_hw.admm import Admm, Cost
-from dsa_hw.certificate import CANNOT_TELL, MET, Reading, limit_of, verdict_of
+from dsa_hw.certificate import CANNOT_TELL, MET, Reading, limit_of, reference_of, verdict_of
 from dsa_hw.costing import Line, predict
 from dsa_hw.errors import InfeasibleBudgetError
 from dsa_hw.rounding import round_widths
@@ -309,9 +309,8 @@ def _judge(
 ) -> Round:
     limits, verdicts, used, most = [], [], [], []
     for line, reading, whole in zip(lines, readings, dense, strict=True):
-        relative = line.budget.relative and not line.gauge.exact
         limit = limit_of(line.budget, line.limit, whole, line.gauge.exact)
-        verdict, share, _, high = verdict_of(reading, limit, whole if relative else None)
+        verdict, share, _, high = verdict_of(reading, limit, reference_of(line.budget, whole, line.gauge.exact))
         limits.append(limit)
         verdicts.append(verdict)
         used.append(share)

@@ -22,7 +22,7 @@ from torch import nn
 
 from budgets import Budget
 from dsa_hw.allocation import Allocation
-from dsa_hw.certificate import Certificate, Reading, entry_of
+from dsa_hw.certificate import Certificate, Reading, entry_of, reference_of
 from dsa_hw.channels import choose, find_groups, shrink
 from dsa_hw.channels.importance import Importance
 from dsa_hw.channels.plan import Plan
@@ -272,7 +272,7 @@ def _rounds_frame(lines: Sequence[Line], rounds: Sequence[Round]) -> pd.DataFram
             "dense": r.dense[j].value,
             "utilisation": r.used[j],
             "verdict": r.verdicts[j],
-            "doubt": r.readings[j].doubt_beside(r.dense[j] if line.budget.relative and not line.gauge.exact else None),
+            "doubt": r.readings[j].doubt_beside(reference_of(line.budget, r.dense[j], line.gauge.exact)),
             "widths": tuple(r.widths.tolist()),
         }
         for number, r in enumerate(rounds, 1)
