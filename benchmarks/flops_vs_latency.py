@@ -174,7 +174,12 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
             options={"precision": "bf16"} if method == "dsa" else {}, time_limit=90.0,
             proposal=flops_proposal(network, images, seed, share / 100) if text == FLOPS else None,
         )  # fmt: skip
-        made[text], choices[text] = found.model, {"kept": [np.asarray(u).tolist() for u in found.plan.kept]}
+        made[text] = found.model
+        choices[text] = {
+            "kept": [np.asarray(u).tolist() for u in found.plan.kept],
+            "alpha": np.round(found.proposal.alpha, 4).tolist(),
+            "measurements": len(found.rounds),
+        }
         print(text, found.widths.tolist(), found.certificate.entries[0], flush=True)
     before = [r["choices"][RIVAL] for r in rows(args.out, what="decided", model=network.name, share=share)]
     made[RIVAL], choices[RIVAL] = torch_pruning_twin(network, gauge, made[OURS], before)

@@ -34,6 +34,8 @@ __all__ = ["Admm", "AdmmState", "Cost", "ShadowPrice"]
 _Array = NDArray[np.float64]
 # Keep ratios live in [1e-6, 1 - 1e-6]: no group of this world has a million channels.
 _EDGE = 1e-6
+# A group that turned round so often in a projection stands at an edge of its cost.
+_TURNS = 4
 
 
 class Cost(Protocol):
@@ -372,17 +374,25 @@ def _project_near(
     F is linearised in alpha, not in z: exact for a cost that is linear in alpha, and for quadratics with coefficients
     >= 0 the linear model is feasible whenever the budget is. Its projection is solved and F linearised there again.
     """
-    z, mu, change = y, np.zeros(limits.size), np.inf
+    z, mu, change, least = y, np.zeros(limits.size), np.inf, floor
+    turns, last = np.zeros(y.size), np.zeros(y.size)
     for _ in range(30):
         alpha = box.alpha(z)
         grads = costs.gradients(alpha)
         room = limits - costs.values(alpha) + grads @ alpha
-        new, mu = _dual_newton(grads, np.maximum(room, grads @ box.alpha(floor)), y, weight, floor, mu)
-        moved = float(np.abs(new - z).max())
-        z = new if moved < 0.7 * change else 0.5 * (z + new)  # damped where relinearising does not contract
-        change = moved
+        new, mu = _dual_newton(grads, np.maximum(room, grads @ box.alpha(least)), y, weight, least, mu)
+        step = new - z
+        moved = float(np.abs(step).max())
         if moved < 1e-10:
+            z = new
             break
+        if moved >= 0.7 * change:
+            # Relinearising does not contract: half a step, and less where a group turns round again and again, as at
+            # an edge below which it costs nothing. After a few turns it stays there, and the others pay.
+            turns += step * last < 0.0
+            step = step * 0.5 ** np.maximum(turns, 1.0)
+            least = np.where(turns >= _TURNS, np.maximum(least, z + step), least)
+        z, last, change = z + step, step, moved
     # The last bits: the first point on the way to the floor that keeps the limits.
     return _bisect(z, floor, lambda point: bool((costs.values(box.alpha(point)) <= limits).all())), mu
 

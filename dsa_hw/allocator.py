@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dsa_hw.admm import Admm, Cost, ShadowPrice
@@ -53,7 +53,7 @@ class Allocator:
     weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
                  for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which
                  weights can learn to undo
-    minimum      smallest keep ratio
+    minimum      smallest keep ratio, a number or (K,): of the narrowest widths that the target allows
     precision    "fp32" (leaves a surrounding autocast in force), "bf16" or "fp16"
     """
 
@@ -72,7 +72,7 @@ class Allocator:
         masks: str = "soft",
         samples: int = 1,
         weight_masks: str = "hard",
-        minimum: float = 0.05,
+        minimum: ArrayLike = 0.05,
         precision: str = "fp32",
         seed: int = 0,
         **admm: Any,
@@ -95,7 +95,7 @@ class Allocator:
         pace = max(1, round(steps * 2 / 3))
         settle = steps - pace
         # A group of one unit has nothing to give; below one unit nobody can keep anything.
-        least = np.maximum(minimum, 1.0 / np.asarray(groups.sizes, np.float64))
+        least = np.maximum(np.asarray(minimum, np.float64), 1.0 / np.asarray(groups.sizes, np.float64))
         self.admm = Admm(costs, limits, len(groups), **{"pace": pace, "settle": settle, "minimum": least, **admm})
         self._layout = Layout(tuple(int(size) for size in groups.sizes))
         self._generator = torch.Generator().manual_seed(seed)

@@ -234,8 +234,7 @@ class _Job:
             )
             widths = max(rounds, key=lambda r: r.rank).widths
         else:
-            least = np.minimum(np.full(len(sizes), s.minimum), proposal.alpha)
-            widths = round_widths(proposal.alpha, sizes, [line.cost], [line.limit], self.grid, minimum=least)
+            widths = round_widths(proposal.alpha, sizes, [line.cost], [line.limit], self.grid, minimum=s.minimum)
         about = {"budget": self.budgets.index(line.budget), "kind": kind, "asked": str(line.budget.quantity)}
         about |= {"method": method, "matches": "", "limit": line.limit}
         self._finish(id, about, proposal, widths, line)

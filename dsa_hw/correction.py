@@ -33,7 +33,7 @@ from dsa_hw.admm import Admm, Cost
 from dsa_hw.certificate import CANNOT_TELL, MET, Reading, limit_of, reference_of, verdict_of
 from dsa_hw.costing import Line, predict
 from dsa_hw.errors import InfeasibleBudgetError
-from dsa_hw.rounding import round_widths
+from dsa_hw.rounding import narrowest, round_widths
 
 __all__ = ["Corrected", "Round", "Settings", "land", "project", "settle"]
 
@@ -165,6 +165,7 @@ def settle(
     predicted.
     """
     rules = settings or Settings()
+    least = narrowest(sizes, grid, minimum) / sizes
     rounds: list[Round] = []
     seen: dict[tuple[int, ...], int] = {}
     costs: list[Cost] = [line.cost for line in lines]
@@ -176,7 +177,7 @@ def settle(
         try:
             widths = _near_the_best(rounds, seen, sizes, costs, aims, grid, minimum, 1 - margins.max(), rules)
             if widths is None:
-                near = project(alpha, costs, aims, minimum)
+                near = project(alpha, costs, aims, least)
                 widths = land(near, sizes, costs, aims, grid, minimum, 1 - (1 - rules.use) / 3)
         except InfeasibleBudgetError:
             if not rounds:
@@ -200,9 +201,11 @@ def settle(
     return rounds
 
 
-def project(alpha: Floats, costs: Sequence[Cost], limits: Floats, minimum: float) -> Floats:
-    """The keep ratios nearest to ``alpha`` (K,) that use the limits up, by the projection of the allocation itself."""
-    least = np.minimum(np.full(alpha.size, minimum), alpha)
+def project(alpha: Floats, costs: Sequence[Cost], limits: Floats, least: Floats) -> Floats:
+    """The keep ratios nearest to ``alpha`` (K,), none below ``least`` (K,), that use the limits up.
+
+    By the projection of the allocation itself.
+    """
     admm = Admm(costs, limits.tolist(), alpha.size, pace=1, minimum=least)
     admm.state.z = logit(np.clip(alpha, np.maximum(least, 1e-6), 1 - 1e-6))
     return admm.keep_ratios
@@ -216,10 +219,9 @@ def land(
     Where rounding leaves more of the budget unused: first other widths on the grid (one group up, another one down),
     then a finer step for a single group. Off the grid the device is slower than F says; the next measurement tells.
     """
-    least = np.minimum(np.full(alpha.size, minimum), alpha)
-    widths = round_widths(alpha, sizes, costs, aims.tolist(), grid, minimum=least)
+    widths = round_widths(alpha, sizes, costs, aims.tolist(), grid, minimum=minimum)
     best = float(_use(widths, sizes, costs, aims))
-    bottom = np.maximum(np.ceil(least * sizes - 1e-9), 1).astype(np.int64)
+    bottom = narrowest(sizes, grid, minimum)
     steps = [grid] if alpha.size <= _MANY else []
     while steps[-1:] and (steps[-1] > 1).any():
         steps.append(np.maximum(steps[-1] // 2, 1))
@@ -256,7 +258,7 @@ def _near_the_best(
     best = max(rounds, key=lambda r: r.rank)
     if best.verdict != MET:
         return None
-    bottom = np.maximum(np.ceil(minimum * sizes - 1e-9), 1).astype(np.int64)
+    bottom = narrowest(sizes, grid, minimum)
     rows = np.vstack([_singles(best.widths, sizes, grid), _pairs(best.widths, sizes, bottom, grid)])
     rows = rows[[tuple(row) not in seen for row in rows.tolist()]]
     if not len(rows):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dsa_hw.admm import Cost
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, ProfileError
 from dsa_hw.gauges import Gauge, gauge_for, rules_for
+from dsa_hw.rounding import narrowest
 
 if TYPE_CHECKING:
     from budgets import Budget, CostModel
@@ -215,9 +216,7 @@ def _named(profile: Any, target: Target) -> Any:
 def _check(lines: Sequence[Line], work: Work) -> None:
     """Costs do not fall with the keep ratios, so the narrowest network decides."""
     sizes = work.groups.sizes
-    grid = common_grid(lines, len(sizes))
-    least = np.maximum(np.ceil(work.minimum * sizes / grid - 1e-12), 1) * grid
-    narrow = np.minimum(least, sizes).astype(np.int64)
+    narrow = narrowest(sizes, common_grid(lines, len(sizes)), work.minimum)
     for line in lines:
         smallest = float(predict([line.cost], narrow, sizes)[0])
         if smallest > line.limit:

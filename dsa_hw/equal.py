@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dsa_hw.admm import Cost
 from dsa_hw.correction import project
 from dsa_hw.costing import predict
-from dsa_hw.rounding import round_widths
+from dsa_hw.rounding import narrowest, round_widths
 
 __all__ = ["Match", "match"]
 
@@ -46,22 +46,21 @@ def match(
     Rounding leaves gaps: where nothing on the grid comes within ``close``, a finer grid is tried, since what must
     be equal here is the latency.
     """
-    least = np.minimum(np.full(alpha.size, minimum), alpha)
     whole = float(predict([cost], sizes, sizes)[0])
     found: list[Match] = []
 
-    def at(limit: float, step: Ints) -> Match:
-        near = project(alpha, [cost], np.array([limit]), minimum)
-        widths = round_widths(near, sizes, [cost], [limit], step, minimum=np.minimum(least, near))
+    def at(limit: float, step: Ints, narrow: Ints) -> Match:
+        near = project(alpha, [cost], np.array([limit]), narrow / sizes)
+        widths = round_widths(near, sizes, [cost], [limit], step, minimum=minimum)
         return Match(limit, widths, float(latency(widths)))
 
     step = np.asarray(grid, np.int64)
     while True:
-        narrow = np.minimum(np.maximum(np.ceil(least * sizes / step - 1e-9), 1) * step, sizes).astype(np.int64)
+        narrow = narrowest(sizes, step, minimum)
         low, high = float(predict([cost], narrow, sizes)[0]) * (1 + 1e-9), whole
         for _ in range(_HALVINGS):
             middle = float(np.sqrt(low * high))
-            found.append(at(middle, step))
+            found.append(at(middle, step, narrow))
             low, high = (middle, high) if found[-1].seconds < aim else (low, middle)
         best = min(found, key=lambda m: abs(np.log(m.seconds / aim)))
         if abs(best.seconds / aim - 1) <= close or (step == 1).all():

@@ -94,7 +94,7 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
         steps=options["steps"],
         loss=loss,
         importance=importance,
-        minimum=problem.minimum,
+        minimum=problem.least,
         seed=problem.seed,
         **{key: options[key] for key in ("beta2", "softness", "masks", "samples", "precision", *_ADMM)},
     )
@@ -127,7 +127,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         precision=options["precision"],
         allocator={
             "importance": problem.importance,
-            "minimum": problem.minimum,
+            "minimum": problem.least,
             **{key: options[key] for key in ("softness", "masks", "samples", "weight_masks", *_ADMM)},
         },
     )

@@ -23,7 +23,7 @@ from dsa_hw.admm import Cost
 from dsa_hw.channels import ChannelGroups, choose, shrink
 from dsa_hw.channels.importance import Importance
 from dsa_hw.errors import DsaError
-from dsa_hw.rounding import round_widths
+from dsa_hw.rounding import narrowest, round_widths
 
 __all__ = ["Problem", "Proposal", "Realised", "method", "methods", "realise", "solve"]
 
@@ -61,6 +61,15 @@ class Problem:
     folder: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings of the method, by name; a method refuses what it does not know."""
+
+    @property
+    def least(self) -> NDArray[np.float64]:
+        """Keep ratios (K,) of the narrowest network that the grid and ``minimum`` allow.
+
+        Below these there is no network, only what a cost model makes up, and a method must not spend that.
+        """
+        sizes = self.groups.sizes
+        return np.asarray(narrowest(sizes, self.grid, self.minimum) / sizes, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +132,9 @@ def solve(problem: Problem, name: str = "dsa") -> Proposal:
 def realise(problem: Problem, proposal: Proposal) -> Realised:
     """Round to widths that keep every budget, keep the most important units, and shrink."""
     groups = problem.groups
-    minimum = np.minimum(np.full(len(groups), problem.minimum), proposal.alpha)
-    widths = round_widths(proposal.alpha, groups.sizes, problem.costs, problem.limits, problem.grid, minimum=minimum)
+    widths = round_widths(
+        proposal.alpha, groups.sizes, problem.costs, problem.limits, problem.grid, minimum=problem.minimum
+    )
     scores = proposal.importance
     kept = choose(proposal.model, groups, widths, problem.importance if scores is None else lambda *_: scores)
     return Realised(widths, kept, shrink(proposal.model, groups, kept))

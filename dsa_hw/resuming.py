@@ -85,6 +85,7 @@ def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
         "method": method,
         "budgets": [describe(b) for b in budgets],
         "limits": [f"{limit:.6g}" for limit in problem.limits],
+        "least": [f"{ratio:.6g}" for ratio in problem.least],
         "fingerprint": problem.groups.fingerprint,
         "settings": [_named(problem.importance), problem.minimum, problem.epochs, problem.seed, repr(problem.options)],
         "data": [problem.train is not None, problem.val is not None],

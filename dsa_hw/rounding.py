@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from dsa_hw.admm import Cost
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
 
-__all__ = ["allowed_widths", "round_widths"]
+__all__ = ["allowed_widths", "narrowest", "round_widths"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -259,6 +259,13 @@ def allowed_widths(size: int, step: int, least: float) -> _Ints:
     bottom = max(1, int(np.ceil(least * size * (1.0 - 1e-12))))
     widths = np.arange(step, size + 1, step, dtype=np.int64)
     return np.union1d(widths[widths >= bottom], [size]).astype(np.int64)
+
+
+def narrowest(sizes: _Ints, grid: ArrayLike | None, minimum: float) -> _Ints:
+    """The smallest allowed width of every group (K,). No network is narrower, so no keep ratio should be."""
+    steps = np.broadcast_to(np.asarray(1 if grid is None else grid, np.int64), sizes.shape)
+    pairs = zip(sizes.tolist(), steps.tolist(), strict=True)
+    return np.array([allowed_widths(size, step, minimum)[0] for size, step in pairs], np.int64)
 
 
 def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from dsa_hw.admm import Admm
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, WidthError
@@ -49,6 +49,24 @@ class Saturating(Quadratic):
     def gradient(self, alpha: Array) -> Array:
         inner = Quadratic.value(self, torch.from_numpy(alpha)).numpy()
         return np.asarray((0.5 / np.sqrt(inner) + 0.1)[..., None] * super().gradient(alpha))
+
+
+class Kinked:
+    """Linear, and flat below an edge: a device that computes channels in blocks takes as long for half a block."""
+
+    def __init__(self, k: int, rng: np.random.Generator) -> None:
+        self.slopes, self.base = rng.uniform(0.2, 5.0, k), rng.uniform(0.0, 0.4) * k
+        self.edges = rng.uniform(0.0, 0.6, k) * (rng.random(k) < 0.6)
+
+    def value(self, alpha: torch.Tensor) -> torch.Tensor:
+        above = torch.maximum(alpha, torch.from_numpy(self.edges))
+        return self.base + above @ torch.from_numpy(self.slopes)
+
+    def gradient(self, alpha: Array) -> Array:
+        return self.slopes * (alpha > self.edges)
+
+    def at(self, alpha: Array) -> float:
+        return float(self.value(torch.from_numpy(alpha)))
 
 
 def between(cost: Quadratic, k: int, share: float, least: float = 1e-6) -> float:
@@ -119,6 +137,21 @@ def test_budget_is_reached_and_never_exceeded(
     assert (alpha >= least).all()
     assert (alpha <= 1.0).all()
     assert used.max() >= 0.995 or alpha.min() > 1 - 1e-5
+
+
+def test_a_projection_stops_at_the_edge_below_which_nothing_is_saved() -> None:
+    """The nearest point never lies beyond an edge. (Once it went straight down there, and the allocation with it.)"""
+    rng, beyond, runs = np.random.default_rng(0), 0, 100
+    for _ in range(runs):
+        k = int(rng.integers(2, 40))
+        cost, least, alpha = Kinked(k, rng), np.full(k, 0.05), rng.uniform(0.1, 1.0, k)
+        limit = cost.at(least) + rng.uniform(0.05, 0.9) * (cost.at(np.ones(k)) - cost.at(least))
+        admm = Admm([cost], [limit], k, pace=1, minimum=least)
+        admm.state.z = logit(np.clip(alpha, 0.05, 1 - 1e-6))
+        found = admm.keep_ratios
+        assert (1 - 1e-6) * limit <= cost.at(found) <= limit
+        beyond += bool(((found < cost.edges - 0.02) & (alpha > cost.edges)).any())
+    assert beyond <= 0.02 * runs
 
 
 @settings(max_examples=8, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
-from dsa_hw.rounding import round_widths
+from dsa_hw.rounding import narrowest, round_widths
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -139,6 +139,15 @@ def test_where_the_grid_is_above_a_keep_ratio_others_make_room() -> None:
     assert widths[0] == 8
     assert cost.at(widths / sizes) <= limit
     assert widths.min() >= 7
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 64)), min_size=1, max_size=6), st.floats(0.0, 1.0))
+def test_no_allowed_width_is_below_the_narrowest(groups: list[tuple[int, int]], minimum: float) -> None:
+    sizes, grid = (np.array(column) for column in zip(*groups, strict=True))
+    least = narrowest(sizes, grid, minimum)
+    for k, (size, step) in enumerate(groups):
+        good = [w for w in range(1, size + 1) if (w % step == 0 or w == size) and w >= minimum * size * (1 - 1e-12)]
+        assert least[k] == min(good)
 
 
 def test_minimum_is_kept_and_infeasible_is_said() -> None:

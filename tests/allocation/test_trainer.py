@@ -155,6 +155,19 @@ def problem(model: nn.Module, share: float = 0.5, **changes: Any) -> Problem:
     return Problem(model, groups, [flops], [share * dense], (torch.randn(1, 3, 8, 8),), **changes)
 
 
+@pytest.mark.parametrize("guide", ["train", "val"])
+def test_no_keep_ratio_is_below_the_narrowest_width(model: nn.Module, guide: str) -> None:
+    """A budget so tight that groups go to the bottom: that is a width of the grid, not what the cost model makes up."""
+    steps = np.full(len(problem(model).groups), 6)
+    given = problem(model, 0.45, grid=steps, options={"steps": 12}, **{guide: batches(12)})
+    assert given.least.tolist() == pytest.approx([min(6, c) / c for c in given.groups.sizes])
+    alpha = solve(given, "dsa").alpha
+    assert (alpha >= given.least).all()
+    assert alpha.min() < 0.5
+    free = solve(problem(model, 0.1, options={"steps": 12}, **{guide: batches(12)}), "dsa").alpha
+    assert (free < given.least).any(), "or the test above could not fail"
+
+
 @pytest.mark.parametrize("guide", ["train and val", "train", "val", "none"])
 def test_every_guidance_keeps_the_useful_and_the_budget(model: nn.Module, guide: str) -> None:
     """The useful group keeps more in the mean over four draws of the data: 256 noisy images alone can say anything."""

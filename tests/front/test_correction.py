@@ -77,7 +77,7 @@ def test_projection_uses_the_limit_up_and_keeps_the_order() -> None:
     line = world.line(0.5, True)
     alpha = np.linspace(0.3, 0.9, world.sizes.size)
     for share in (0.3, 0.7):
-        found = project(alpha, [line.cost], np.array([share * line.dense]), 0.05)
+        found = project(alpha, [line.cost], np.array([share * line.dense]), np.full(alpha.size, 0.05))
         assert float(line.cost.value(torch.from_numpy(found))) == pytest.approx(share * line.dense, rel=1e-3)
         assert (np.diff(found) > -1e-9).all()
 
