@@ -3,6 +3,7 @@
     python benchmarks/flops_vs_latency.py decide --data DIR --weights resnet20-12fca82f.th   # on a quiet machine
     python benchmarks/flops_vs_latency.py train --data DIR --weights ... --worker 0/2        # any number of processes
     python benchmarks/flops_vs_latency.py report
+    python benchmarks/flops_vs_latency.py slopes                     # what a channel costs: latency against FLOPs
 
 The trained ResNet-20 (option A) and a MobileNetV2 for CIFAR-10 that is trained here and kept; 60 and 40 % of the dense
 latency; three seeds (which images guide the allocation, and the order of fine-tuning). Four networks a case:
@@ -61,7 +62,7 @@ TARGET = "onnxruntime/cpu"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     option = parser.add_argument
-    option("what", choices=("decide", "train", "report"))
+    option("what", choices=("decide", "train", "report", "slopes"))
     option("--data", type=Path, default=Path("."), help="folder with cifar10.npz")
     option("--weights", type=Path, default=Path("../shared/data/weights/resnet20-12fca82f.th"))
     option("--work", type=Path, default=Path(".cache/flops_vs_latency"), help="folder for profiles and networks")
@@ -81,6 +82,9 @@ def main() -> None:
         return
     for name in args.models:
         network = Network(name, args)
+        if args.what == "slopes":
+            print(name, slopes(network).round(2).to_string(index=False), sep="\n")
+            continue
         for seed in args.seeds:
             for share in args.shares:
                 {"decide": decide, "train": train}[args.what](network, seed, share, args)
@@ -180,7 +184,7 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
             "alpha": np.round(found.proposal.alpha, 4).tolist(),
             "measurements": len(found.rounds),
         }
-        print(text, found.widths.tolist(), found.certificate.entries[0], flush=True)
+        print(text, found.widths.tolist(), found.certificate.entries[0], found.rounds.to_string(), sep="\n", flush=True)
     before = [r["choices"][RIVAL] for r in rows(args.out, what="decided", model=network.name, share=share)]
     made[RIVAL], choices[RIVAL] = torch_pruning_twin(network, gauge, made[OURS], before)
     readings = gauge.read({DENSE: network.dense, **made}, 60.0)
@@ -261,6 +265,17 @@ def distance(gauge: DeviceGauge, model: nn.Module, goal: nn.Module) -> float:
     """log of the measured latency over the goal's, in one interleaved run."""
     found = gauge.read({"network": model, "goal": goal}, 10.0)
     return float(np.log(found["network"].value / found["goal"].value))
+
+
+def slopes(network: Network, at: float = 0.75) -> pd.DataFrame:
+    """Slopes dF/dalpha of both costs with every keep ratio at ``at``, each in % of its dense value, and their ratio."""
+    flops, alpha = budgets.flops(network.groups), np.full(len(network.groups), at)
+    whole = float(predict([network.cost], network.sizes, network.sizes)[0])
+    table = pd.DataFrame({"group": list(network.groups.names), "channels": network.sizes})
+    table["latency %"] = 100 * np.asarray(network.cost.gradient(alpha)) / whole
+    table["FLOPs %"] = 100 * np.asarray(flops.gradient(alpha)) / float(flops.dense)
+    table["latency over FLOPs"] = table["latency %"] / table["FLOPs %"]
+    return table
 
 
 # -- what they are worth ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, WidthError
 
-__all__ = ["Admm", "AdmmState", "Cost", "ShadowPrice"]
+__all__ = ["Admm", "AdmmState", "Cost", "ShadowPrice", "Valued"]
 
 _Array = NDArray[np.float64]
 # Keep ratios live in [1e-6, 1 - 1e-6]: no group of this world has a million channels.
@@ -38,11 +38,15 @@ _EDGE = 1e-6
 _TURNS = 4
 
 
-class Cost(Protocol):
-    """What a budget is on: a non-decreasing function of the keep ratios."""
+class Valued(Protocol):
+    """A function of the keep ratios."""
 
     def value(self, alpha: Tensor) -> Tensor:
-        """Cost (...) at keep ratios (..., K)."""
+        """Value (...) at keep ratios (..., K)."""
+
+
+class Cost(Valued, Protocol):
+    """What a budget is on: a non-decreasing function of the keep ratios, with its gradient."""
 
     def gradient(self, alpha: _Array) -> _Array:
         """Gradient (..., K) at keep ratios (..., K)."""

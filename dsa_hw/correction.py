@@ -4,7 +4,11 @@ A cost model learnt from a few dozen configurations is some per cent off at any 
 the network is measured, the model is corrected by all that was measured so far, and the same keep ratios are projected
 to the budget again and rounded again. No training is repeated.
 
-The correction: F(alpha) exp(g(alpha)), where g is a Gaussian process fitted to log(measured / F). Its kernel says
+The correction moves the limit and not the direction: F stays as it is, and the keep ratios are projected to the limit
+at which the *corrected* cost of the rounded network is right (`dsa_hw.landing`). To project on the corrected cost would
+be unkind: next to a network that was found too slow every other one looks faster, whichever group is changed.
+
+What is corrected: F(alpha) exp(g(alpha)), where g is a Gaussian process fitted to log(measured / F). Its kernel says
 what is believed about the error of F before anything is measured:
 
     k(a, b) = constant^2 + slope^2 log(F(a)/F(1)) log(F(b)/F(1)) + local^2 exp(-|a - b|^2 / (2 K length^2))
@@ -20,41 +24,38 @@ measurement below it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import logit
 from torch import Tensor
 
-from dsa_hw.admm import Admm, Cost
+from dsa_hw.admm import Cost, Valued
 from dsa_hw.certificate import CANNOT_TELL, MET, Reading, limit_of, reference_of, verdict_of
 from dsa_hw.costing import Line, predict
 from dsa_hw.errors import InfeasibleBudgetError
-from dsa_hw.rounding import narrowest, round_widths
+from dsa_hw.landing import Way
 
-__all__ = ["Corrected", "Round", "Settings", "land", "project", "settle"]
+__all__ = ["Corrected", "Round", "Settings", "settle"]
 
 _log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_MANY = 64  # groups: so many round well by themselves, and their pairs are too many to try
-
 
 @dataclass(frozen=True)
 class Settings:
-    """``most`` device measurements, ``jumps`` of them free to go anywhere; at least ``use`` of the budget.
+    """``most`` device measurements; at least ``use`` of the budget.
 
     ``first`` is the margin below the limit before any interval is known; ``extra`` what is added to the widest
     interval seen; ``widest`` the largest margin. ``constant``, ``slope``, ``local``, ``length``: see the module.
     """
 
     most: int = 6
-    jumps: int = 3
     use: float = 0.97
     first: float = 0.01
     extra: float = 0.003
@@ -124,24 +125,12 @@ class Corrected:
         return np.asarray(s.constant**2 + s.slope**2 * logs[..., None] * self._logs + self._near(alpha))
 
     def value(self, alpha: Tensor) -> Tensor:
-        """Corrected cost (...) at keep ratios (..., K); not differentiable: ``gradient`` is in closed form."""
+        """Corrected cost (...) at keep ratios (..., K), without a gradient: see above why none is wanted."""
         with torch.no_grad():
             base = self._cost.value(alpha)
             logs = np.log(np.maximum(np.asarray(base, np.float64), 1e-300) / self._scale)
             shift = self._kernel(np.asarray(alpha, np.float64), logs) @ self._weights
             return base * torch.as_tensor(np.exp(shift)).to(base)
-
-    def gradient(self, alpha: Floats) -> Floats:
-        """Gradient (..., K): exp(g) (F' + F g'), where g' has F'/F from the slope and the bell's own derivative."""
-        x = np.asarray(alpha, np.float64)
-        base, slope, s = self._base(x), np.asarray(self._cost.gradient(x), np.float64), self._settings
-        logs = np.log(np.maximum(base, 1e-300) / self._scale)
-        near = self._near(x)
-        factor = np.exp(self._kernel(x, logs) @ self._weights)
-        tilt = s.slope**2 * (self._logs @ self._weights)
-        pull = self._points - x[..., None, :]
-        bell = ((near * self._weights)[..., None] * pull).sum(-2) / (x.shape[-1] * s.length**2)
-        return np.asarray(factor[..., None] * (slope * (1 + tilt) + base[..., None] * bell))
 
 
 Measure = Callable[[Ints], tuple[Sequence[Reading], Sequence[Reading]]]
@@ -165,30 +154,31 @@ def settle(
     predicted.
     """
     rules = settings or Settings()
-    least = narrowest(sizes, grid, minimum) / sizes
     rounds: list[Round] = []
-    seen: dict[tuple[int, ...], int] = {}
-    costs: list[Cost] = [line.cost for line in lines]
+    seen: Counter[tuple[int, ...]] = Counter()
+    costs: list[Valued] = [line.cost for line in lines]
+    way = Way(alpha, sizes, [line.cost for line in lines], grid, minimum)
     limits = np.array([line.limit for line in lines])
     exact = np.array([line.gauge.exact for line in lines])
     while len(rounds) < rules.most:
         margins = _margins(rounds, exact, rules)
         aims = limits * (1 - margins)
         try:
-            widths = _near_the_best(rounds, seen, sizes, costs, aims, grid, minimum, 1 - margins.max(), rules)
-            if widths is None:
-                near = project(alpha, costs, aims, least)
-                widths = land(near, sizes, costs, aims, grid, minimum, 1 - (1 - rules.use) / 3)
+            widths = way.approach(costs, aims, enough=1 - (1 - rules.use) / 3)
         except InfeasibleBudgetError:
             if not rounds:
                 raise
             break  # the corrected model says that nothing smaller is left; the best measured one is the answer
-        key = tuple(widths.tolist())
         # The same network again is worth it once, where the first look at it could not be trusted.
         doubtful = rounds and any(reading.doubt for reading in rounds[-1].readings)
-        if seen.get(key, 0) >= (2 if doubtful else 1):
-            break
-        seen[key] = seen.get(key, 0) + 1
+        if seen[tuple(widths.tolist())] >= (2 if doubtful else 1):
+            best = max(rounds, key=lambda r: r.rank)
+            window = min(rules.use / (1 - margins.max()), 1.0), 1.0
+            other = way.beside(best.widths, costs, aims, window, seen) if best.verdict == MET else None
+            if other is None:
+                break
+            widths = other
+        seen[tuple(widths.tolist())] += 1
         predicted = predict(costs, widths, sizes)
         readings, dense = measure(widths)
         rounds.append(_judge(lines, widths, predicted, readings, dense))
@@ -199,111 +189,6 @@ def settle(
         limits = np.array([_limit(lines, rounds, j) for j in range(len(lines))])
         costs = [_corrected(lines[j], rounds, sizes, j, rules) for j in range(len(lines))]
     return rounds
-
-
-def project(alpha: Floats, costs: Sequence[Cost], limits: Floats, least: Floats) -> Floats:
-    """The keep ratios nearest to ``alpha`` (K,), none below ``least`` (K,), that use the limits up.
-
-    By the projection of the allocation itself.
-    """
-    admm = Admm(costs, limits.tolist(), alpha.size, pace=1, minimum=least)
-    admm.state.z = logit(np.clip(alpha, np.maximum(least, 1e-6), 1 - 1e-6))
-    return admm.keep_ratios
-
-
-def land(
-    alpha: Floats, sizes: Ints, costs: Sequence[Cost], aims: Floats, grid: Ints, minimum: float, enough: float
-) -> Ints:
-    """Widths (K,) near ``alpha`` within ``aims`` that use at least ``enough`` of them, on the grid where possible.
-
-    Where rounding leaves more of the budget unused: first other widths on the grid (one group up, another one down),
-    then a finer step for a single group. Off the grid the device is slower than F says; the next measurement tells.
-    """
-    widths = round_widths(alpha, sizes, costs, aims.tolist(), grid, minimum=minimum)
-    best = float(_use(widths, sizes, costs, aims))
-    bottom = narrowest(sizes, grid, minimum)
-    steps = [grid] if alpha.size <= _MANY else []
-    while steps[-1:] and (steps[-1] > 1).any():
-        steps.append(np.maximum(steps[-1] // 2, 1))
-    for number, step in enumerate(steps):
-        if best >= enough or (widths == sizes).all():
-            break
-        rows = _pairs(widths, sizes, bottom, step) if number == 0 else _singles(widths, sizes, step)
-        if len(rows):
-            found = _use(rows, sizes, costs, aims)
-            pick = int(np.argmax(found))
-            if found[pick] > best:
-                widths, best = rows[pick], float(found[pick])
-    return widths
-
-
-def _near_the_best(
-    rounds: Sequence[Round],
-    seen: Mapping[tuple[int, ...], int],
-    sizes: Ints,
-    costs: Sequence[Cost],
-    aims: Floats,
-    grid: Ints,
-    minimum: float,
-    kept: float,
-    rules: Settings,
-) -> Ints | None:
-    """After a few rounds: the best small change of the best network so far, if that one keeps the budgets.
-
-    Rounding again may jump to quite another network, about which the corrected model knows less. ``kept`` is the share
-    of the limits that the aims are.
-    """
-    if len(rounds) < rules.jumps or sizes.size > _MANY:
-        return None
-    best = max(rounds, key=lambda r: r.rank)
-    if best.verdict != MET:
-        return None
-    bottom = narrowest(sizes, grid, minimum)
-    rows = np.vstack([_singles(best.widths, sizes, grid), _pairs(best.widths, sizes, bottom, grid)])
-    rows = rows[[tuple(row) not in seen for row in rows.tolist()]]
-    if not len(rows):
-        return None
-    use = _use(rows, sizes, costs, aims)
-    # The middle of what would do: an error to either side is then forgiven.
-    middle = 0.5 * (min(rules.use / kept, 1.0) + 1.0)
-    pick = int(np.argmin(np.abs(use - middle)))
-    return np.asarray(rows[pick]) if abs(use[pick] - middle) <= 1.0 - middle + 1e-9 else None
-
-
-def _use(rows: Ints, sizes: Ints, costs: Sequence[Cost], aims: Floats) -> Floats:
-    """How much of the aims configurations (..., K) use; -inf where one is exceeded."""
-    share = predict(costs, rows, sizes) / aims
-    return np.where((share <= 1).all(-1), share.max(-1), -np.inf)
-
-
-def _pairs(widths: Ints, sizes: Ints, bottom: Ints, step: Ints) -> Ints:
-    """One group up by 1 to 3 steps and another one down by as many at most, all pairs, shape (R, K)."""
-    rows = []
-    for up in range(widths.size):
-        for raised in (1, 2, 3):
-            higher = widths[up] + raised * step[up]
-            if higher > sizes[up]:
-                break
-            for down in range(widths.size):
-                for lowered in (1, 2, 3):
-                    lower = widths[down] - lowered * step[down]
-                    if down == up or lower < bottom[down]:
-                        break
-                    row = widths.copy()
-                    row[up], row[down] = higher, lower
-                    rows.append(row)
-    return np.array(rows, np.int64).reshape(-1, widths.size)
-
-
-def _singles(widths: Ints, sizes: Ints, step: Ints) -> Ints:
-    """Every larger width of one group, by its step up to below the full width, shape (R, K)."""
-    rows = []
-    for k in range(widths.size):
-        for width in range(int(widths[k]) + int(step[k]), int(sizes[k]), int(step[k])):
-            row = widths.copy()
-            row[k] = width
-            rows.append(row)
-    return np.array(rows, np.int64).reshape(-1, widths.size)
 
 
 def _judge(
@@ -346,7 +231,7 @@ def _margins(rounds: Sequence[Round], exact: NDArray[np.bool_], rules: Settings)
     return np.where(exact, 0.0, margin)
 
 
-def _corrected(line: Line, rounds: Sequence[Round], sizes: Ints, j: int, rules: Settings) -> Cost:
+def _corrected(line: Line, rounds: Sequence[Round], sizes: Ints, j: int, rules: Settings) -> Valued:
     if line.gauge.exact:
         return line.cost
     points, values, noise = [], [], []

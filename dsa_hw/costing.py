@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsa_hw.admm import Cost
+from dsa_hw.admm import Cost, Valued
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, ProfileError
 from dsa_hw.gauges import Gauge, gauge_for, rules_for
 from dsa_hw.rounding import narrowest
@@ -238,7 +238,7 @@ def common_grid(lines: Sequence[Line], groups: int) -> NDArray[np.int64]:
     return grid
 
 
-def predict(costs: Sequence[Cost], widths: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def predict(costs: Sequence[Valued], widths: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Costs (..., J) at widths (..., K)."""
     ratios = torch.from_numpy(np.asarray(widths / sizes, np.float64))
     with torch.no_grad():

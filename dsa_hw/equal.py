@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.admm import Cost
-from dsa_hw.correction import project
 from dsa_hw.costing import predict
+from dsa_hw.landing import project
 from dsa_hw.rounding import narrowest, round_widths
 
 __all__ = ["Match", "match"]
