@@ -45,10 +45,10 @@ class Way:
         self.alpha, self.sizes, self.models, self.grid, self.minimum = alpha, sizes, models, grid, minimum
         self.least = narrowest(sizes, grid, minimum)
 
-    def at(self, limits: Floats) -> tuple[Floats, Ints]:
-        """Keep ratios and widths, (K,) each, at limits (J,) on the models."""
-        near = project(self.alpha, self.models, limits, self.least / self.sizes)
-        return near, round_widths(near, self.sizes, self.models, limits.tolist(), self.grid, minimum=self.minimum)
+    def at(self, limits: Floats) -> Ints:
+        """Widths (K,) at limits (J,) on the models."""
+        near = self._project(limits)
+        return round_widths(near, self.sizes, self.models, limits.tolist(), self.grid, minimum=self.minimum)
 
     def approach(self, costs: Sequence[Valued], aims: Floats, enough: float) -> Ints:
         """Widths (K,) whose ``costs`` are within the ``aims`` (J,) and, if there are any, use ``enough`` of one.
@@ -63,18 +63,19 @@ class Way:
                 smallest=float(narrow[worst]),
             )
         bottom = predict(self.models, self.least, self.sizes) * (1 + 1e-9)
-        point = torch.from_numpy(project(self.alpha, self.models, np.maximum(aims, bottom), self.least / self.sizes))
+        point = torch.from_numpy(self._project(np.maximum(aims, bottom)))
         with torch.no_grad():
             ratios = [float(m.value(point) / c.value(point)) for m, c in zip(self.models, costs, strict=True)]
         limits, low, high, scale = aims * np.array(ratios), 0.0, np.inf, 1.0
         best, used = self.least, float((narrow / aims).max())
         for _ in range(_TRIES):
-            _, widths = self.at(np.maximum(scale * limits, bottom))
+            widths = self.at(np.maximum(scale * limits, bottom))
             share = float((predict(costs, widths, self.sizes) / aims).max())
             if used < share <= 1.0:
                 best, used = widths, share
             if enough <= share <= 1.0 or (widths == (self.sizes if share <= 1.0 else self.least)).all():
                 break
+            # A secant step, as if cost were proportional to the limit, and halving where that leaves the bracket.
             low, high = (scale, high) if share <= 1.0 else (low, scale)
             scale *= 0.5 * (1.0 + enough) / share
             if not low < scale < high:
@@ -97,6 +98,8 @@ class Way:
             return None
         rows = np.vstack([self._singles(widths, self.grid), self._pairs(widths)])
         rows = rows[[tuple(row) not in seen for row in rows.tolist()]]
+        if not len(rows):
+            return None
         use = self._use(rows, costs, aims)
         middle, half = 0.5 * (window[0] + window[1]), 0.5 * (window[1] - window[0])
         for allowed in (0.5 * half, half):
@@ -104,6 +107,9 @@ class Way:
             if good.size:
                 return np.asarray(rows[good[self._nearest(rows[good])]])
         return None
+
+    def _project(self, limits: Floats) -> Floats:
+        return project(self.alpha, self.models, limits, self.least / self.sizes)
 
     def _fill(self, widths: Ints, costs: Sequence[Valued], aims: Floats, enough: float) -> Ints:
         """``widths``, changed a little so that they use ``enough`` of the aims.
