@@ -168,7 +168,7 @@ def settle(
         except InfeasibleBudgetError:
             if not rounds:
                 raise
-            break  # the corrected model says that nothing smaller is left; the best measured one is the answer
+            widths = way.least  # the corrected model says that not even this is enough; measured once, to be sure
         # The same network again is worth it once, where the first look at it could not be trusted.
         doubtful = rounds and any(reading.doubt for reading in rounds[-1].readings)
         if seen[tuple(widths.tolist())] >= (2 if doubtful else 1):

@@ -142,6 +142,19 @@ def test_a_doubtful_measurement_is_never_met() -> None:
     assert {r.verdict for r in rounds} == {CANNOT_TELL}
 
 
+def test_the_narrowest_network_is_measured_before_giving_up() -> None:
+    """One that was just over the limit makes the corrected model say that nothing is left; it may be wrong."""
+    world = World(2)
+    line = absolute(world, 0.5)
+    least = narrowest(world.sizes, world.grid, 0.05)
+    line = replace(line, limit=1.1 * float(predict([line.cost], least, world.sizes)[0]))
+    line = replace(line, budget=budgets.LatencyBudget(f"{line.limit!r}s"))
+    told = [1.3 * line.limit, 0.98 * line.limit]
+    rounds = settle([line], np.full(world.sizes.size, 0.7), world.sizes, world.grid, constant(world, *told))
+    assert [r.verdict for r in rounds] == ["NOT MET", MET]
+    assert (rounds[-1].widths == least).all()
+
+
 def test_a_budget_below_the_smallest_network_is_refused_before_measuring() -> None:
     world = World(2)
     line = replace(absolute(world, 0.5), limit=1e-9)
