@@ -3,7 +3,7 @@
     dsa_hw.sweep(model, [LatencyBudget(f"{p}%") for p in (90, 70, 50, 30)], data="digits", out="front")
 
 From the largest budget down: each allocation starts from the weights that the one before has adapted, which have
-already learnt to live with fewer channels.
+already learnt to live with fewer channels. A budget that cannot be kept ends the front and does not undo it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 
 from dsa_hw.channels import find_groups
 from dsa_hw.costing import Work, learn
-from dsa_hw.errors import BudgetError
+from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 from dsa_hw.front import allocate
 from dsa_hw.gauges import rules_for
 from dsa_hw.inputs import example_for
@@ -68,7 +68,8 @@ def sweep(
         settings: see ``dsa_hw.workshop.Settings``; single ones can be given by name (``epochs=2``).
         out: folder for everything, continued where it exists: ``front.csv``, ``front.png``, ``plans/``, ``networks/``.
 
-    Costs are in base units (s, FLOPs, ...). ``attrs["widths"]``: budget -> group -> width.
+    Costs are in base units (s, FLOPs, ...). ``attrs["widths"]``: budget -> group -> width. ``attrs["infeasible"]``:
+    budget -> why it cannot be kept; such a budget has no row. Raises ``InfeasibleBudgetError`` where none can be kept.
     """
     if not budgets:
         raise BudgetError("no budget to sweep over: give several, for example latency=30%..90%:7")
@@ -134,16 +135,24 @@ class _Sweep:
             train_dense(self.shop, self.dense, self.data, self.settings, self.progress, self.say)
         cost = self._cost()
         warm = copy.deepcopy(self.dense)
-        ordered = sorted(self.budgets, key=lambda b: -b.quantity.magnitude)
-        for number, budget in enumerate(ordered, 1):
-            id = str(budget.quantity).replace(" ", "")
+        ordered = {
+            str(budget.quantity).replace(" ", ""): budget
+            for budget in sorted(self.budgets, key=lambda b: -b.quantity.magnitude)
+        }
+        infeasible: dict[str, str] = {}
+        for number, (id, budget) in enumerate(ordered.items(), 1):
             kept = self.shop.weights(f"{id} warm")
             if id in self.shop.rows() and kept is not None:
                 warm.load_state_dict(kept["state_dict"])
                 continue
             self.say(f"[{number}/{len(ordered)}] {budget}")
-            warm = self._point(id, budget, warm, cost)
-        return self._table([str(b.quantity).replace(" ", "") for b in ordered])
+            try:
+                warm = self._point(id, budget, warm, cost)
+            except InfeasibleBudgetError as error:
+                if number == 1:
+                    raise  # the largest: nothing is left of the front
+                infeasible[str(budget.quantity)] = str(error)
+        return self._table([id for id in ordered if id in self.shop.rows()], infeasible)
 
     def _cost(self) -> CostModel | None:
         """One profile for all points; None where the cost is counted."""
@@ -205,7 +214,7 @@ class _Sweep:
         )
         return adapted
 
-    def _table(self, ids: Sequence[str]) -> pd.DataFrame:
+    def _table(self, ids: Sequence[str], infeasible: dict[str, str]) -> pd.DataFrame:
         from dsa_hw.report import plots
 
         rows = [self.shop.rows()[id] for id in ids]
@@ -214,5 +223,6 @@ class _Sweep:
         frame.to_csv(self.shop.path / "front.csv", index=False)
         unit = "s" if self.budgets[0].dimension == "time" else self.budgets[0].dimension
         plots.save(plots.front(frame, self.budgets[0].kind, unit), self.shop.path / "front.png")
-        frame.attrs = {"widths": {row["asked"]: row["widths"] for row in rows}, "target": self.target.title}
+        widths = {row["asked"]: row["widths"] for row in rows}
+        frame.attrs = {"widths": widths, "infeasible": infeasible, "target": self.target.title}
         return frame

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsa_hw.commands._budgets import parse_budget
 from dsa_hw.commands._options import EXIT_CODES, protocol
-from dsa_hw.errors import BudgetError
+from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 
 if TYPE_CHECKING:
     from budgets import Budget
@@ -20,8 +20,8 @@ _EXAMPLES = """examples:
   dsa-hw sweep --model resnet20 --data digits --budgets latency=30%..90%:7 --out front/
   dsa-hw sweep --model resnet18 --budgets latency=40% latency=60% latency=80% --target onnxruntime/cpu --out front/
 
-Interrupted, the same command goes on where it was. Exit codes: 0 every budget is met, 3 one is not, 4 for one it cannot
-be told.
+Interrupted, the same command goes on where it was. A budget that cannot be kept ends the front. Exit
+codes: 0 every budget is met, 3 one is not or cannot be, 4 for one it cannot be told.
 """
 _RANGE = re.compile(
     r"(?P<low>[\d.]+?)\s*(?P<unit>[^\d.\s]*)\.\.(?P<high>\d[\d.]*)\s*(?P<end>[^\d.\s:]+):(?P<count>\d+)"
@@ -87,5 +87,8 @@ def run(args: argparse.Namespace) -> int:
             accuracy = "" if row["accuracy"] != row["accuracy"] else f", accuracy {100 * row['accuracy']:.1f} %"
             used = f"{100 * row['utilisation']:.1f} % of {say(row['limit'])}"
             print(f"{row['asked']:>8}: {say(row['measured'])}, {used}, {row['verdict']}{accuracy}")
+        for asked, why in table.attrs["infeasible"].items():
+            print(f"{asked:>8}: {why}")
         print(f"saved: {args.out / 'front.csv'}, {args.out / 'front.png'}, {args.out / 'plans'}")
-    return max(EXIT_CODES[verdict] for verdict in table["verdict"])
+    codes = [EXIT_CODES[verdict] for verdict in table["verdict"]]
+    return max([*codes, InfeasibleBudgetError.exit_code] if table.attrs["infeasible"] else codes)

@@ -57,3 +57,6 @@ def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(p["verdict"] == "MET" for p in points)
     assert run("sweep", *NET, *asked, *QUICK, "--out", str(tmp_path)) == 0
     assert capsys.readouterr().out.count("MET") == 2
+    asked[1:2] = ["latency=80%", "latency=0.1%"]
+    assert run("sweep", *NET, *asked, *QUICK, "--out", str(tmp_path)) == 3
+    assert "cannot be kept" in capsys.readouterr().out

@@ -205,6 +205,18 @@ def test_sweep_is_monotone_and_certified(tmp_path: Path, monkeypatch: pytest.Mon
     pd.testing.assert_frame_equal(again, table)
 
 
+def test_a_budget_that_cannot_be_kept_ends_the_front_and_does_not_undo_it(tmp_path: Path) -> None:
+    asked = [LatencyBudget("80%"), LatencyBudget("0.1%"), LatencyBudget("0.2%")]
+    settings = {"data": digits(), "target": "formula/cpu", "method": "uniform", "settings": QUICK}
+    table = sweep(net(), asked, **settings, out=tmp_path)
+    assert list(table["asked"]) == ["80 %"]
+    assert list(table.attrs["infeasible"]) == ["0.2 %", "0.1 %"]
+    assert "smallest width" in table.attrs["infeasible"]["0.1 %"]
+    assert len(pd.read_csv(tmp_path / "front.csv")) == 1
+    with pytest.raises(InfeasibleBudgetError, match="cannot be kept"):
+        sweep(net(), asked[1:], **settings)
+
+
 def test_sweep_of_two_kinds_is_refused() -> None:
     with pytest.raises(BudgetError, match="one kind"):
         sweep(net(), [LatencyBudget("50%"), FlopsBudget("50%")], target="formula/cpu")
