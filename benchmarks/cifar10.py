@@ -245,6 +245,7 @@ def scratch(args: argparse.Namespace) -> None:
             recipe = Recipe.short(args.epochs, precision="bf16")
             trainer = Trainer(
                 model, case.groups, [case.flops], [0.5 * case.dense], found.train, found.val, recipe,
+                finetune=found.whole,
                 folder=Path(args.cache) / f"scratch_dsa_{args.seed}", progress=args.progress, seed=args.seed,
             )  # fmt: skip
             trained = trainer.run()
@@ -255,10 +256,10 @@ def scratch(args: argparse.Namespace) -> None:
                 realised, _ = build(case, solve(case.problem(0.5, args.seed), "uniform"), 0.5, args.seed)
                 model = realised.model.to(memory_format=torch.channels_last)
                 row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
-            # The same 45,000 images and the same number of weight steps as DSA's weights get.
+            # They need no images for keep ratios: all 50,000 from the start. DSA's weights get them in the last stage.
             recipe = Recipe.short(args.epochs)
             finetune(
-                model, found.train, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
+                model, found.whole, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
                 precision="bf16", progress=args.progress, folder=args.cache / f"scratch_{method}_{args.seed}",
             )  # fmt: skip
         book.add({**row, "accuracy": evaluate(model, found.test), "cpu_s": time.process_time() - begin})
@@ -292,10 +293,12 @@ def paper(args: argparse.Namespace) -> None:
             groups = find_groups(model, case.inputs)
         cost = budgets.flops(groups)
         limit = budget * case.dense if method == "dsa" else 2.0 * case.dense  # the others have nothing to allocate
+        first = found.train if method == "dsa" else found.whole
         folder = args.cache / "-".join(map(str, ("paper", name, method, budget, args.seed, args.smoke)))
         trainer = Trainer(
-            model.to(args.device), groups, [cost], [limit], found.train, found.val,
-            Recipe.paper(precision=precision, **short), test=found.test, folder=folder, progress=True, seed=args.seed,
+            model.to(args.device), groups, [cost], [limit], first, found.val,
+            Recipe.paper(precision=precision, **short), finetune=found.whole,
+            test=found.test, folder=folder, progress=True, seed=args.seed,
         )  # fmt: skip
         trained = trainer.run()
         used = float(cost.value(torch.from_numpy(trained.widths / groups.sizes))) / case.dense
@@ -462,7 +465,10 @@ def report(args: argparse.Namespace) -> None:
             _table(study, part)
             _accuracies(study, part, args.pictures / f"cifar10_{study}.png")
             _heat_map(study, part, args.pictures / f"cifar10_{study}_widths.png")
-    for study in ("guidance", "scratch", "rationality", "overhead"):
+    part = rows[rows["study"] == "scratch"] if len(rows) else rows
+    if len(part):
+        _scratch_table(part)
+    for study in ("guidance", "rationality", "overhead"):
         part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
         hidden = ["widths", "torch", "study", "kept", "seconds", "groups", "gradient"]
         print(f"\n{study}\n\n{_markdown(part.drop(columns=hidden, errors='ignore'))}\n")
@@ -485,6 +491,20 @@ def _table(study: str, part: pd.DataFrame) -> None:
             lines.append([method, shown, seeds, f"{before:.1f}", f"{seconds:.0f}"])
         head = ["method", "accuracy (deviation) [%]", "by seed", "before [%]", "CPU s to allocate"]
         print(f"\n{study} at {100 * float(budget):.0f} % FLOPs\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
+
+
+def _scratch_table(part: pd.DataFrame) -> None:
+    """Accuracies by seed, and how far below the dense network of the same seed: mean and standard error."""
+    cells = 100 * part.pivot(index="method", columns="seed", values="accuracy")
+    below = cells.loc["dense"] - cells
+    lines = []
+    for method in cells.mean(axis=1).sort_values(ascending=False).index:
+        found, gap = cells.loc[method].dropna(), below.loc[method].dropna()
+        shown = f"{gap.mean():.2f}" + (f" ± {gap.std() / len(gap) ** 0.5:.2f}" if len(gap) > 1 else "")
+        seeds = ", ".join(f"{int(seed)}: {value:.2f}" for seed, value in found.items())
+        lines.append([method, f"{found.mean():.2f}", seeds, "" if method == "dense" else shown])
+    head = ["method", "mean [%]", "by seed [%]", "below dense, mean ± s.e."]
+    print(f"\nfrom scratch\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
 
 
 def _plain(part: pd.DataFrame) -> pd.DataFrame:

@@ -92,6 +92,13 @@ class Data:
     shape: tuple[int, ...]
     classes: int
 
+    @property
+    def whole(self) -> Batches:
+        """``train`` and ``val`` as one loader like ``train``: for weights, once no image is needed for keep ratios."""
+        parts = (self.train, self.val)
+        images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
+        return replace(self.train, images=images, labels=labels, epoch=0)
+
 
 def load(name: str, path: str | Path | None = None, batch: int = 128, seed: int = 0, val_share: float = 0.1) -> Data:
     """A data set by name. ``path``: CIFAR-10's .npz (x_train, y_train, x_test, y_test) or the folder with cifar10.npz.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,26 +64,73 @@ class Interrupting(list):  # type: ignore[type-arg]
             yield item
 
 
-def test_interrupted_and_continued_gives_the_same(tmp_path: Path) -> None:
+AVERAGED = replace(SHORT, allocator={"averaging": 0.8})
+
+
+@pytest.mark.parametrize(
+    ("options", "loader", "at"),
+    [
+        ({}, "train", 21),  # in the middle of an epoch and of the allocation
+        ({"recipe": AVERAGED, "finetune": batches(11, seed=3)}, "train", 21),
+        ({"recipe": AVERAGED, "finetune": batches(11, seed=3)}, "finetune", 7),  # in the last stage
+    ],
+    ids=["plain", "averaged weights", "last stage"],
+)
+def test_interrupted_and_continued_gives_the_same(
+    tmp_path: Path, options: dict[str, Any], loader: str, at: int
+) -> None:
     def fresh() -> nn.Module:
         torch.manual_seed(0)
         return Small()
 
-    whole = trainer(fresh()).run()
+    whole = trainer(fresh(), **options).run()
 
-    with pytest.raises(KeyboardInterrupt):  # in the middle of an epoch and of the allocation
-        trainer(fresh(), train=Interrupting(batches(8), at=21), folder=tmp_path).run()
-    again = trainer(fresh(), folder=tmp_path)
+    interrupting = {loader: Interrupting(options.get(loader, batches(8)), at=at)}
+    with pytest.raises(KeyboardInterrupt):
+        trainer(fresh(), **{**options, **interrupting}, folder=tmp_path).run()
+    again = trainer(fresh(), **options, folder=tmp_path)
     assert 0 < again.step < again.end
-    assert again.step % again.epoch_steps != 0
+    assert again._epochs(again.step) % 1.0 != 0
     result = again.run()
     assert result.widths.tolist() == whole.widths.tolist()
     for key, value in whole.model.state_dict().items():
         assert torch.equal(value, result.model.state_dict()[key]), key
     # ... and when everything is done, the same lines give the result at once.
-    done = trainer(fresh(), folder=tmp_path)
+    done = trainer(fresh(), **options, folder=tmp_path)
     assert done.step == done.end
     assert torch.equal(done.run().model.linear.weight, whole.model.linear.weight)
+
+
+class Counting(list):  # type: ignore[type-arg]
+    """Batches that count how many of them were fetched."""
+
+    fetched = 0
+
+    def __iter__(self) -> Any:
+        for item in super().__iter__():
+            self.fetched += 1
+            yield item
+
+
+def test_the_last_stage_has_its_own_loader_and_epochs() -> None:
+    """As in the paper: all of the training data for the weights, once none of it is needed for the keep ratios."""
+    train, rest = Counting(batches(8)), Counting(batches(11, seed=3))
+    result = trainer(Small(), train=train, finetune=rest, recipe=replace(SHORT, warm_up=1, finetune=2)).run()
+    assert (train.fetched, rest.fetched) == (5 * 8, 2 * 11)
+    assert result.log["epoch"].tolist() == pytest.approx([1, 2, 3, 4, 5, 6, 7])
+    with pytest.raises(TrainingError, match="finetune loader is empty"):
+        trainer(Small(), finetune=[])
+
+
+def test_all_images_of_train_and_val_as_one_loader() -> None:
+    found = data.load("digits", seed=1)
+    whole = found.whole
+    assert len(whole.images) == len(found.train.images) + len(found.val.images)
+    assert (whole.augment, whole.shuffle, whole.batch) == (found.train.augment, True, found.train.batch)
+    both = torch.cat([found.train.labels, found.val.labels])
+    assert torch.equal(whole.labels.bincount(), both.bincount())
+    seen = torch.cat([labels for _, labels in whole])
+    assert len(seen) == len(whole) * whole.batch > len(found.train.images)
 
 
 def test_a_checkpoint_of_another_network_or_a_broken_one_is_refused(tmp_path: Path) -> None:
