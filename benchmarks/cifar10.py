@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import datetime
 import fcntl
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -38,6 +40,7 @@ from dsa_hw.allocator import Allocator
 from dsa_hw.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.baselines.ssl import allocate_ssl, train_ssl
 from dsa_hw.channels import ChannelGroups, choose, masked
+from dsa_hw.channels.trace import evaluating
 from dsa_hw.fisher import fisher
 from dsa_hw.methods import Problem, Proposal, Realised, realise, solve
 from dsa_hw.models import load
@@ -343,42 +346,14 @@ def guidance(args: argparse.Namespace) -> None:
         problem = case.problem(budget, seed, base, minimum=minimum, importance=importance, **guides[guide])
         if base == "dsa":
             problem = replace(problem, options={**problem.options, **changes})
-        with stored_statistics() if stored else statistics_as_they_are():
+        # In evaluation mode instead of with each batch's own statistics.
+        instead = mock.patch("dsa_hw.allocator.statistics_kept", evaluating) if stored else contextlib.nullcontext()
+        with instead:
             proposal = solve(problem, base)
         realised, used = build(case, proposal, budget, seed)
         row = {"study": "guidance", "method": name, "budget": budget, "seed": seed, "used": used}
         row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
         book.add(row | case.finish(realised.model, seed, 1 / 3))
-
-
-class statistics_as_they_are:  # noqa: N801
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: Any) -> None: ...
-
-
-class stored_statistics(statistics_as_they_are):  # noqa: N801
-    """For the ablation only: the allocator without the batches' own statistics."""
-
-    def __enter__(self) -> None:
-        import contextlib
-
-        import dsa_hw.allocator as home
-
-        self.home, self.original = home, home.statistics_kept
-
-        @contextlib.contextmanager
-        def evaluation(model: nn.Module) -> Iterator[None]:
-            before = model.training
-            model.eval()
-            try:
-                yield
-            finally:
-                model.train(before)
-
-        home.statistics_kept = evaluation  # type: ignore[assignment]
-
-    def __exit__(self, *_: Any) -> None:
-        self.home.statistics_kept = self.original
 
 
 def rationality(args: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ def ranks() -> Iterator[tuple[int, int, torch.device]]:
 
 
 def loaders(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> tuple[DataLoader[Any], ...]:
-    """train, val (for the keep ratios) and this rank's share of test."""
+    """train, val (for the keep ratios), both together (once those are decided) and this rank's share of test."""
     from dsa_hw.vision import torchvision
 
     transforms = torchvision.transforms
@@ -87,6 +87,7 @@ def loaders(args: argparse.Namespace, rank: int, world: int, device: torch.devic
     return (
         sampled(Subset(augmented, order[cut:]), True),
         sampled(Subset(still, order[:cut]), False),
+        sampled(Subset(augmented, order), True),
         DataLoader(Subset(test, shown[rank::world]), batch, **common),
     )
 
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
         if args.batch % world:
             raise DsaError(f"--batch {args.batch} images cannot be shared by {world} processes; choose a multiple")
         torch.manual_seed(args.seed)
-        train, val, test = loaders(args, rank, world, device)
+        train, val, whole, test = loaders(args, rank, world, device)
         model, inputs = load(args.model, (1, 3, args.size, args.size))
         groups = find_groups(model, inputs)
         cost = budget.cost(groups)
@@ -134,6 +135,7 @@ def run(args: argparse.Namespace) -> None:
             train,
             val,
             recipe(args),
+            finetune=whole,
             test=test,  # log.csv: on the first rank's share of the test images
             folder=args.out,
             progress=rank == 0,
