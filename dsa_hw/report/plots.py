@@ -115,12 +115,18 @@ def fronts(findings: Findings) -> Figure:
             ha="right", va="center",
         )  # fmt: skip
         axes.set(xlabel="measured latency [ms]", ylabel="test accuracy [%]")
-        axes.margins(0.08, 0.12)
-        low, high = axes.get_ylim()
-        if high - low < 2:  # a single test image must not fill the picture
-            axes.set_ylim((low + high) / 2 - 1, (low + high) / 2 + 1)
+        _two_points_high(axes)
         _legend_below(figure, axes)
     return figure
+
+
+def _two_points_high(axes: Axes) -> None:
+    """Room about the data, and at least two points of accuracy: a single test image must not fill the picture."""
+    axes.margins(0.08, 0.12)
+    low, high = axes.get_ylim()
+    if high - low < 2:
+        top = min((low + high) / 2 + 1, 100.2)  # nothing is above 100 %
+        axes.set_ylim(top - 2, top)
 
 
 def _legend_below(figure: Figure, axes: Axes, columns: int = 2) -> None:
@@ -303,10 +309,12 @@ def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
         error = np.maximum([x - low, high - x], 0)
         axes.errorbar(x, y, xerr=error, color=COLOURS["latency"], marker="o", ms=5, elinewidth=0.8)
         axes.set(xlabel=title, ylabel="test accuracy [%]" if known else title.replace("measured", "asked"))
-        if not known:
+        if known:
+            _two_points_high(axes)
+        else:
             ends = [min(x.min(), asked.min()), max(x.max(), asked.max())]
             axes.plot(ends, ends, color=COLOURS["muted"], lw=0.8)
-        axes.margins(0.08, 0.12)
+            axes.margins(0.08, 0.12)
     return figure
 
 

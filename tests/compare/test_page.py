@@ -7,9 +7,10 @@ import html.parser
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from dsa_hw.report import Findings, render, write
+from dsa_hw.report import Findings, plots, render, write
 from tests.compare.made import findings as made
 
 
@@ -131,3 +132,15 @@ def test_write_is_whole_or_not_at_all(tmp_path: Path, findings: Findings) -> Non
     path = write(findings, tmp_path / "deep" / "index.html")
     assert path.read_text().rstrip().endswith("</html>")
     assert [p.name for p in path.parent.iterdir()] == ["index.html"]
+
+
+def test_a_front_is_two_points_high_and_ends_at_100() -> None:
+    rows = pd.DataFrame(
+        {"limit": [9e-4, 5e-4], "measured": [8.8e-4, 4.9e-4], "dense": 1e-3, "accuracy": [0.997, 0.992]}
+    )
+    rows = rows.assign(low=rows["measured"], high=rows["measured"])
+    low, high = plots.front(rows, "latency", "s").axes[0].get_ylim()
+    assert high - low == pytest.approx(2)
+    assert low < 99.2 < 99.7 < high < 100.5
+    wide = plots.front(rows.assign(accuracy=[0.9, 0.5]), "latency", "s").axes[0].get_ylim()
+    assert wide[0] < 50 < 90 < wide[1]
