@@ -53,9 +53,6 @@ class Allocator:
     weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
                  for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which
                  weights can learn to undo
-    averaging    share of the past in a running average of the weights that `masks` has seen. Keep ratios and the order
-                 of units are then learnt at that average: while the learning rate is high the weights jump about, and
-                 what they say of a group is what the last steps did to it. 0: at the present weights
     minimum      smallest keep ratio, a number or (K,): of the narrowest widths that the target allows
     precision    "fp32" (leaves a surrounding autocast in force), "bf16" or "fp16"
     """
@@ -75,7 +72,6 @@ class Allocator:
         masks: str = "soft",
         samples: int = 1,
         weight_masks: str = "hard",
-        averaging: float = 0.0,
         minimum: ArrayLike = 0.05,
         precision: str = "fp32",
         seed: int = 0,
@@ -95,9 +91,7 @@ class Allocator:
             raise WidthError(f"weight_masks = {weight_masks!r}: choose from hard, sampled, soft")
         if softness not in ("rank", "importance"):
             raise WidthError(f"softness = {softness!r}: choose from rank, importance")
-        if not 0.0 <= averaging < 1.0:
-            raise WidthError(f"averaging = {averaging}: give the share of the past, from 0 to below 1, such as 0.99")
-        self.weight_masks, self.softness, self.averaging = weight_masks, softness, averaging
+        self.weight_masks, self.softness = weight_masks, softness
         pace = max(1, round(steps * 2 / 3))
         settle = steps - pace
         # A group of one unit has nothing to give; below one unit nobody can keep anything.
@@ -108,7 +102,6 @@ class Allocator:
         self._first_loss: float | None = None
         self._rows: list[dict[str, float]] = []
         self._shadow: Tensor | None = None
-        self._average: list[Tensor] | None = None
 
     @property
     def finished(self) -> bool:
@@ -138,8 +131,7 @@ class Allocator:
 
     def importances(self) -> list[NDArray[np.float64]]:
         """b_i of every unit at present: K arrays (C_k,)."""
-        with self._averaged_weights():
-            return scores(self.network, self.groups, self.importance)
+        return scores(self.network, self.groups, self.importance)
 
     @contextlib.contextmanager
     def masks(self) -> Iterator[nn.Module]:
@@ -147,8 +139,6 @@ class Allocator:
         if self.admm.finished and self.admm.state.step == 0:  # dense keeps the budgets: there is nothing to mask
             yield self.model
             return
-        if self.averaging:
-            self._remember()
         if self._shadow is None:
             self._shadow = self._present()
         masks = self._shadow
@@ -157,28 +147,6 @@ class Allocator:
             masks = (draw < masks).to(torch.float32)
         with masked(self.network, self.groups, self._layout.split(masks)):
             yield self.model
-
-    def _remember(self) -> None:
-        """The present weights go into the average."""
-        weights = [p.detach() for p in self.network.parameters()]
-        if self._average is None:
-            self._average = [w.clone() for w in weights]
-        else:
-            torch._foreach_lerp_(self._average, weights, 1.0 - self.averaging)
-
-    @contextlib.contextmanager
-    def _averaged_weights(self) -> Iterator[None]:
-        """The network with its averaged weights, if there are any."""
-        average = self._average or []
-        pairs = list(zip(self.network.parameters(), average, strict=True)) if average else []
-        kept = [weight.data for weight, _ in pairs]
-        for weight, mean in pairs:
-            weight.data = mean
-        try:
-            yield
-        finally:
-            for (weight, _), data in zip(pairs, kept, strict=True):
-                weight.data = data
 
     def _present(self) -> Tensor:
         """Masks (K, C_max) of the present keep ratios, or what they are sampled from."""
@@ -218,9 +186,8 @@ class Allocator:
             for one in batches:
                 alpha = torch.from_numpy(self.admm.alpha).requires_grad_()
                 p = self._probabilities(alpha)
-                with self._averaged_weights():
-                    value = self._masked_loss(p, on_device(one, device))
-                    (found,) = torch.autograd.grad(value * factor, alpha)
+                value = self._masked_loss(p, on_device(one, device))
+                (found,) = torch.autograd.grad(value * factor, alpha)
                 gradient += found.double().numpy() / (factor * len(batches))
                 total += float(value.detach()) / len(batches)
             gradient, total = self._averaged(gradient, total)
@@ -288,7 +255,6 @@ class Allocator:
             "first_loss": self._first_loss,
             "rows": list(self._rows),
             "masks": self._shadow,  # made from the weights of the last step, which are gone
-            "average": self._average,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -298,5 +264,3 @@ class Allocator:
         self.admm.load_state_dict(state["admm"])
         self._generator.set_state(state["generator"])
         self._first_loss, self._rows, self._shadow = state["first_loss"], list(state["rows"]), state["masks"]
-        average = state["average"]
-        self._average = None if average is None else [mean.to(device_of(self.network)) for mean in average]

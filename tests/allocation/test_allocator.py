@@ -113,32 +113,6 @@ def test_masks_for_weights(model: nn.Module, kind: str) -> None:
         allocator(model, weight_masks="firm")
 
 
-def test_keep_ratios_are_learnt_at_the_average_of_the_weights(model: nn.Module) -> None:
-    subject, still = copy.deepcopy(model), copy.deepcopy(model)
-    one, twin = allocator(subject, averaging=0.75), allocator(still)
-    rng = torch.Generator().manual_seed(0)
-    for turn in range(4):
-        with one.masks():
-            pass
-        for weight, mean in zip(subject.parameters(), still.parameters(), strict=True):
-            mean.data = weight.data.clone() if turn == 0 else 0.75 * mean.data + 0.25 * weight.data
-            weight.data = weight.data + 0.1 * torch.randn(weight.shape, generator=rng)
-    before = copy.deepcopy(subject.state_dict())
-    for found, wanted in zip(one.importances(), twin.importances(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    assert one.step(batches()[0]) == pytest.approx(twin.step(batches()[0]), rel=1e-5)
-    np.testing.assert_allclose(one.admm.state.gradient, twin.admm.state.gradient, rtol=1e-4, atol=1e-7)
-    plain = allocator(subject)
-    plain.step(batches()[0])
-    assert np.abs(plain.admm.state.gradient - one.admm.state.gradient).max() > 1e-3
-    assert all(torch.equal(before[key], value) for key, value in subject.state_dict().items())
-    again = allocator(subject, averaging=0.75)
-    again.load_state_dict(copy.deepcopy(one.state_dict()))
-    assert again.step(batches()[1]) == one.step(batches()[1])
-    with pytest.raises(WidthError, match="share of the past"):
-        allocator(subject, averaging=1.0)
-
-
 def test_killed_and_resumed_gives_the_same(model: nn.Module, tmp_path: Path) -> None:
     straight = run(allocator(model, masks="straight_through", seed=3), Endless(batches()))
     data = Endless(batches())
