@@ -3,7 +3,6 @@
     python benchmarks/cifar10.py resnet20 --data DIR --weights resnet20-12fca82f.th   # pretrained, 75 / 50 / 33 % FLOPs
     python benchmarks/cifar10.py vgg --data DIR            # VGG-16-BN at a quarter of its width, 50 / 20 % FLOPs
     python benchmarks/cifar10.py scratch --data DIR        # ResNet-20 from scratch at 50 % FLOPs
-    python benchmarks/cifar10.py early --data DIR          # what dL/dalpha says early in a training, against its end
     python benchmarks/cifar10.py guidance --data DIR --weights ...   # train + val, val only, none; and the ablation
     python benchmarks/cifar10.py rationality --data DIR --weights ...
     python benchmarks/cifar10.py overhead --data DIR
@@ -78,7 +77,7 @@ class Book:
         with self.path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(json.dumps(row) + "\n")
-        shown = {k: v for k, v in row.items() if k not in ("widths", "history", "date", "torch", "points", "slope")}
+        shown = {k: v for k, v in row.items() if k not in ("widths", "history", "date", "torch")}
         print(json.dumps(shown), flush=True)
 
 
@@ -366,7 +365,12 @@ def rationality(args: argparse.Namespace) -> None:
         return
     found = case.data(0)
     batches = list(itertools.islice(iter(found.val), 8))
-    gradient = np.abs(_gradient(case, batches))
+    allocator = Allocator(
+        case.model, case.groups, [case.flops], [0.33 * case.dense], steps=60, precision="bf16", smoothing=0.0
+    )
+    allocator.admm.state.theta[:] = allocator.admm.state.z[:] = 1.0  # alpha = 0.73 everywhere: some channels matter
+    allocator.step(*batches)
+    gradient = np.abs(allocator.admm.state.gradient)
     rows = {}
     for share in (0.25, 0.5, 0.75):
         rise = []
@@ -376,64 +380,6 @@ def rationality(args: argparse.Namespace) -> None:
             rise.append(_loss(case, widths, batches) - _loss(case, case.groups.sizes, batches))
         rows[str(share)] = {"rise": rise, "spearman": float(spearmanr(rise, gradient).statistic)}
     book.add({"study": "rationality", "groups": case.groups.names, "gradient": gradient.tolist(), "kept": rows})
-
-
-def _gradient(case: Case, batches: list[Any], average: list[torch.Tensor] | None = None) -> Any:
-    """dL/dalpha (K,) at alpha = 0.73 everywhere, where some channels matter; at ``average`` instead of the weights."""
-    limit = [0.33 * case.dense]
-    allocator = Allocator(case.model, case.groups, [case.flops], limit, steps=60, precision="bf16", smoothing=0.0)
-    allocator._average = average
-    allocator.admm.state.theta[:] = allocator.admm.state.z[:] = 1.0
-    allocator.step(*batches)
-    return allocator.admm.state.gradient
-
-
-def early(args: argparse.Namespace) -> None:
-    """What keep ratios would learn at each moment of a training, against what they would learn at its end.
-
-    The dense network from scratch; after every half epoch dL/dalpha at the weights and at their running average.
-    """
-    book = Book(args.out)
-    if book.has(study="early", seed=args.seed, epochs=args.epochs):
-        return
-    torch.manual_seed(args.seed)
-    case = Case(*load("resnet20"), args)
-    found, recipe = case.data(args.seed), Recipe.short(args.epochs)
-    batches = list(itertools.islice(iter(found.val), 8))
-    averaging = recipe.allocator["averaging"]
-    keeper = Allocator(case.model, case.groups, [case.flops], [0.5 * case.dense], steps=60, averaging=averaging)
-    points: list[dict[str, Any]] = []
-
-    class Watched:
-        """Training batches; the network is looked at between them."""
-
-        step, epoch = 0, 0
-
-        def __len__(self) -> int:
-            return len(found.train)
-
-        def __iter__(self) -> Iterator[Any]:
-            found.train.epoch = self.epoch
-            for batch in found.train:
-                keeper._remember()
-                if self.step and self.step % (len(self) // 2) == 0:
-                    look(self.step / len(self))
-                self.step += 1
-                yield batch
-
-    def look(epoch: float) -> None:
-        kinds = {"weights": None, "average": keeper._average}
-        point = {kind: _gradient(case, batches, average).tolist() for kind, average in kinds.items()}
-        points.append({"epoch": round(epoch, 2), **point})
-
-    finetune(
-        case.model, Watched(), args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
-        precision="bf16", progress=args.progress,
-    )  # fmt: skip
-    look(args.epochs)
-    slope = case.flops.gradient(np.full(len(case.groups), 0.73)).tolist()
-    row = {"study": "early", "method": "dense", "seed": args.seed, "epochs": args.epochs, "averaging": averaging}
-    book.add({**row, "points": points, "slope": slope, "accuracy": evaluate(case.model, found.test)})
 
 
 def _loss(case: Case, widths: Any, batches: list[Any]) -> float:
@@ -497,8 +443,6 @@ def report(args: argparse.Namespace) -> None:
     part = rows[rows["study"] == "scratch"] if len(rows) else rows
     if len(part):
         _scratch_table(part)
-    for _, row in rows[rows["study"] == "early"].iterrows() if len(rows) else ():
-        _early_table(row)
     for study in ("guidance", "rationality", "overhead"):
         part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
         hidden = ["widths", "torch", "study", "kept", "seconds", "groups", "gradient"]
@@ -536,22 +480,6 @@ def _scratch_table(part: pd.DataFrame) -> None:
         lines.append([method, f"{found.mean():.2f}", seeds, "" if method == "dense" else shown])
     head = ["method", "mean [%]", "by seed [%]", "below dense, mean ± s.e."]
     print(f"\nfrom scratch\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
-
-
-def _early_table(row: pd.Series) -> None:
-    """Rank correlation with the end of the training of what decides an allocation: loss over cost, group by group."""
-    from scipy.stats import spearmanr
-
-    slope = np.array(row["slope"])
-    last = np.array(row["points"][-1]["weights"]) / slope
-    lines = [
-        [
-            point["epoch"],
-            *(float(spearmanr(np.array(point[k]) / slope, last).statistic) for k in ("weights", "average")),
-        ]
-        for point in row["points"][:-1]
-    ]
-    print(f"\nearly\n\n{_markdown(pd.DataFrame(lines, columns=['epoch', 'at the weights', 'at their average']))}\n")
 
 
 def _plain(part: pd.DataFrame) -> pd.DataFrame:
@@ -645,7 +573,7 @@ def _sizes(study: str) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    studies = {f.__name__: f for f in (resnet20, vgg, scratch, paper, guidance, early, rationality, overhead, report)}
+    studies = {f.__name__: f for f in (resnet20, vgg, scratch, paper, guidance, rationality, overhead, report)}
     parser.add_argument("study", choices=studies)
     parser.add_argument("--data", type=Path, default=Path("."), help="folder with cifar10.npz")
     parser.add_argument("--weights", type=Path, default=Path("../shared/data/weights/resnet20-12fca82f.th"))
