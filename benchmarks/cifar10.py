@@ -440,9 +440,8 @@ def report(args: argparse.Namespace) -> None:
             _table(study, part)
             _accuracies(study, part, args.pictures / f"cifar10_{study}.png")
             _heat_map(study, part, args.pictures / f"cifar10_{study}_widths.png")
-    part = rows[rows["study"] == "scratch"] if len(rows) else rows
-    if len(part):
-        _scratch_table(part)
+    for study in sorted(s for s in (set(rows["study"]) if len(rows) else ()) if s.startswith("scratch")):
+        _scratch_table(study, rows[rows["study"] == study])
     for study in ("guidance", "rationality", "overhead"):
         part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
         hidden = ["widths", "torch", "study", "kept", "seconds", "groups", "gradient"]
@@ -468,7 +467,7 @@ def _table(study: str, part: pd.DataFrame) -> None:
         print(f"\n{study} at {100 * float(budget):.0f} % FLOPs\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
 
 
-def _scratch_table(part: pd.DataFrame) -> None:
+def _scratch_table(study: str, part: pd.DataFrame) -> None:
     """Accuracies by seed, and how far below the dense network of the same seed: mean and standard error."""
     cells = 100 * part.pivot(index="method", columns="seed", values="accuracy")
     below = cells.loc["dense"] - cells
@@ -479,7 +478,7 @@ def _scratch_table(part: pd.DataFrame) -> None:
         seeds = ", ".join(f"{int(seed)}: {value:.2f}" for seed, value in found.items())
         lines.append([method, f"{found.mean():.2f}", seeds, "" if method == "dense" else shown])
     head = ["method", "mean [%]", "by seed [%]", "below dense, mean ± s.e."]
-    print(f"\nfrom scratch\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
+    print(f"\n{study}\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
 
 
 def _plain(part: pd.DataFrame) -> pd.DataFrame:

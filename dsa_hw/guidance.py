@@ -43,7 +43,6 @@ _OPTIONS: dict[str, Any] = {
     "masks": "soft",
     "samples": 1,
     "weight_masks": "hard",
-    "averaging": 0.0,
     "travel": 4.0,
     "metric": "cost",
     "smoothing": 0.9,
@@ -129,7 +128,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         allocator={
             "importance": problem.importance,
             "minimum": problem.least,
-            **{key: options[key] for key in ("softness", "masks", "samples", "weight_masks", "averaging", *_ADMM)},
+            **{key: options[key] for key in ("softness", "masks", "samples", "weight_masks", *_ADMM)},
         },
     )
     model = copy.deepcopy(problem.model)
