@@ -470,13 +470,13 @@ def _table(study: str, part: pd.DataFrame) -> None:
 def _scratch_table(study: str, part: pd.DataFrame) -> None:
     """Accuracies by seed, and how far below the dense network of the same seed: mean and standard error."""
     cells = 100 * part.pivot(index="method", columns="seed", values="accuracy")
-    below = cells.loc["dense"] - cells
+    below = cells.reindex(["dense"]).iloc[0] - cells  # nothing where the dense network has not been trained yet
     lines = []
     for method in cells.mean(axis=1).sort_values(ascending=False).index:
         found, gap = cells.loc[method].dropna(), below.loc[method].dropna()
         shown = f"{gap.mean():.2f}" + (f" ± {gap.std() / len(gap) ** 0.5:.2f}" if len(gap) > 1 else "")
         seeds = ", ".join(f"{int(seed)}: {value:.2f}" for seed, value in found.items())
-        lines.append([method, f"{found.mean():.2f}", seeds, "" if method == "dense" else shown])
+        lines.append([method, f"{found.mean():.2f}", seeds, shown if method != "dense" and len(gap) else ""])
     head = ["method", "mean [%]", "by seed [%]", "below dense, mean ± s.e."]
     print(f"\n{study}\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
 
