@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS := all,dev
+EXTRAS := all,dev,docs
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 # Made again only when what is asked for changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

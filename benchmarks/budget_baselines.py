@@ -1,5 +1,5 @@
 """What other tools predict latency with, in the form they use, behind one interface: for the comparisons in
-docs/budgets.md.
+docs/guide/cost-models.md.
 
 Each has ``fit(X, y)`` and ``predict(X)`` over keep ratios, with the tuning its authors or common practice give it;
 costs are learnt as logarithms where the original minimises relative error.

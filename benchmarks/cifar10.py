@@ -428,7 +428,7 @@ def overhead(args: argparse.Namespace) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Tables on standard output; pictures beside docs/benchmarks.md."""
+    """Tables on standard output; pictures in docs/images."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -580,7 +580,7 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, default=Path(".cache"), help="folder for trained networks and checkpoints"
     )
-    parser.add_argument("--pictures", type=Path, default=Path("docs"))
+    parser.add_argument("--pictures", type=Path, default=Path("docs/images"))
     parser.add_argument("--worker", default="0/1")
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--epochs", type=float, default=15.0)

@@ -1,7 +1,7 @@
 """Where a FLOPs budget and a latency budget remove channels for an Arm Ethos-U, and what Vela says of both.
 
     dsa-hw setup ethos-u
-    python benchmarks/ethos_u.py --plot docs/ethos_u.png
+    python benchmarks/ethos_u.py --plot docs/images/ethos_u.png
 
 MobileNetV2 at 96x96 with random weights: there is no accuracy here. The same method divides both kinds of budget;
 every row is a network whose cycles Vela estimated. "flops, equal latency" is the FLOPs budget that was lowered until

@@ -1,7 +1,7 @@
 """Every torchvision classification model and many timm families: found, shrunk, proved, counted.
 
     python benchmarks/zoo.py --out zoo.jsonl            # about half an hour on 2 cores; resumes where it stopped
-    python benchmarks/zoo.py --out zoo.jsonl --markdown # the tables for docs/benchmarks.md
+    python benchmarks/zoo.py --out zoo.jsonl --markdown # the tables for docs/benchmarks/zoo.md
 
 For each model, in a process of its own: trace with torch.export alone (seconds), find_groups (seconds, with its
 verification), random widths for all groups, shrink (seconds), masked == shrunk with random weights and statistics,

@@ -11,7 +11,7 @@ Every cost is divided by its value at alpha = 1, so nothing depends on its unit.
 so that z moves by projected gradient descent (theta + u2/rho2 = z - (dL/dtheta)/rho2). rho2 is a vector: its profile
 over the groups is the *metric* that says what "nearest" means, its size follows from how far theta may travel.
 During the first ``pace`` steps B_j falls linearly from the cost at the start, so that the loss can speak before the
-budget is reached. Derivations, and why the projection is done in steps of at most 1: docs/mathematics.md.
+budget is reached. Derivations, and why the projection is done in steps of at most 1: docs/development/mathematics.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rivals of DSA, under the same groups, costs and limits: importing this package registers them as methods.
 
-``docs/baselines.md`` says what each one is and how it differs from its paper.
+``docs/development/baselines.md`` says what each one is and how it differs from its paper.
 """
 
 from dsa_hw.baselines.annealing import annealing

@@ -1,4 +1,4 @@
-"""Many boards at once, as workers of Dask distributed. See docs/fleets.md; Dask is imported only when used."""
+"""Many boards at once, as workers of Dask distributed. See docs/guide/fleets.md; Dask is imported only when used."""
 
 from __future__ import annotations
 

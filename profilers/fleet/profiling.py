@@ -188,7 +188,7 @@ def connected(fleet: str) -> Iterator[Any]:
         except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
             raise MeasurementError(
                 f"the scheduler at {fleet} cannot be reached ({' '.join(str(error).split())[:200]}); start it with "
-                "dask scheduler, and for tls:// set its certificates in Dask's configuration (docs/fleets.md)"
+                "dask scheduler, and for tls:// set its certificates in Dask's configuration (docs/guide/fleets.md)"
             ) from error
         with client:
             yield client
@@ -207,7 +207,7 @@ def check_address(fleet: str) -> None:
     if scheme == "tcp" and not _loopback(host):
         _log.warning(
             "--fleet %s: the connection is neither encrypted nor authenticated, and who can reach it can run code on "
-            "every board and here; use tls:// (docs/fleets.md), or an ssh tunnel to a scheduler on 127.0.0.1",
+            "every board and here; use tls:// (docs/guide/fleets.md), or an ssh tunnel to a scheduler on 127.0.0.1",
             fleet,
         )
 

@@ -118,12 +118,12 @@ class EthosU(Target):
             why = "; ".join(dict.fromkeys(found["reasons"]))[:200] or "no reason given"
             raise MeasurementError(
                 f"{self.accelerator} cannot run {len(found['on_cpu'])} operation(s) of this network ({kinds}: {why}); "
-                "they would run on the CPU, for which Vela gives no time. Replace them (docs/ethos-u.md)"
+                "they would run on the CPU, for which Vela gives no time. Replace them (docs/guide/ethos-u.md)"
             )
         return found
 
     def known_grid(self) -> int | None:
-        """Cycles jump after multiples of 16 on a U85, of 8 on the others (docs/ethos-u.md says what was swept)."""
+        """Cycles jump after multiples of 16 on a U85, of 8 on the others (docs/guide/ethos-u.md says what was swept)."""
         return 16 if "-u85-" in self.accelerator else 8
 
 

@@ -1,7 +1,7 @@
 """A board over ssh: ``ssh://[user@]host[:port][?runtime=onnxruntime&python=PATH&...]``. Timed on the board.
 
 The system's own ssh client makes the connection, so that configuration, keys, agents and jump hosts work as ever. Host
-keys are always checked. See docs/boards.md.
+keys are always checked. See docs/guide/boards.md.
 """
 
 from __future__ import annotations

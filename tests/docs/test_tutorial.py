@@ -1,4 +1,4 @@
-"""docs/tutorial.md is executed, block by block, in a folder of its own."""
+"""docs/guide/tutorial.md is executed, block by block, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import profilers
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+TUTORIAL = Path(__file__).parents[2] / "docs" / "guide" / "tutorial.md"
 
 
 @pytest.mark.timeout(900)  # 76 s alone, near 300 s beside two trainings

@@ -428,7 +428,7 @@ def test_importing_is_light() -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> dict[str, str]:
-    """An authority and one certificate, as docs/fleets.md makes them."""
+    """An authority and one certificate, as docs/guide/fleets.md makes them."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], check=True, cwd=tmp_path, capture_output=True)

@@ -113,7 +113,7 @@ def test_a_broken_clock_is_refused() -> None:
 
 
 def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: Protocol) -> None:
-    """The example of docs/profiling.md."""
+    """The example of docs/guide/profiling.md."""
 
     @register("scripted")
     class Scripted(Target):
