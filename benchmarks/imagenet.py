@@ -1,4 +1,6 @@
-"""The paper's ImageNet recipe: ResNet-18 at 60 % of its FLOPs, ResNet-50 at 60 and 50 %. See docs/benchmarks/imagenet.md.
+"""The paper's ImageNet recipe: ResNet-18 at 60 % of its FLOPs, ResNet-50 at 60 and 50 %.
+
+See docs/benchmarks/imagenet.md.
 
     torchrun --nproc-per-node 8 benchmarks/imagenet.py --data IMAGENET --model resnet18 --flops 60% --out runs/r18-60
 

@@ -15,8 +15,8 @@ The theorems are about a procedure, and where an estimator is chosen by cross-va
 configuration i helped to elect the estimator that suits it, ``s_i`` is too near 1 and the bound too low. So ``choose``
 gives, for the configurations left out, the estimator that is chosen when their errors do not count. That removes the
 direct effect. An indirect one stays: the errors of the *other* configurations come from fits that saw i. Repeating the
-whole cross-validation for each i would remove this too, at n times the cost; docs/benchmarks/cost-models.md compares the two. Split
-calibration needs neither: its configurations have no part in the choice.
+whole cross-validation for each i would remove this too, at n times the cost; docs/benchmarks/cost-models.md compares
+the two. Split calibration needs neither: its configurations have no part in the choice.
 
 All three speak of configurations drawn like the measured ones. A configuration that an allocator has chosen *because*
 its predicted cost is low is not such a draw (the winner's curse), so the bound is a guide inside the allocator and the

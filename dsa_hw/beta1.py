@@ -2,7 +2,8 @@
 
 With x_i = beta2 * log b_i and c = beta2 * log beta1, c is the root of mean_i sigmoid(x_i - c) = alpha (see
 ``dsa_hw.relaxation``). A solve is a few sigmoids over (K, C_max) numbers and, between them, dozens of operations on K
-numbers, each of which costs less than the call of it. NumPy's calls are cheaper than torch's (docs/benchmarks/relaxation.md), and
+numbers, each of which costs less than the call of it. NumPy's calls are cheaper than torch's
+(docs/benchmarks/relaxation.md), and
 a GPU would be asked for hundreds of small launches; so this is NumPy on any device, for one copy of the importances.
 """
 

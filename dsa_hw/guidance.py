@@ -4,7 +4,7 @@
     val only        weights stay as they are; every batch brings its own batch-norm statistics
     neither         made-up inputs; the target is what the dense network itself answers
 
-What makes the last two work (docs/guide/allocation.md, and docs/benchmarks/cifar10.md for what was measured of it): masks that are
+What makes the last two work (docs/guide/allocation.md; measured in docs/benchmarks/cifar10.md): masks that are
 soft for the same share of every group's units and sharp enough to be felt behind a batch norm, batch statistics under
 the masks, a gradient averaged over steps and weighed against the cost of each group, and a budget that falls slowly.
 Labelled data also say which units matter (`dsa_hw.fisher`).

@@ -12,7 +12,8 @@ f'_i = p_i (1 - p_i),
     dp_i/dalpha = C f'_i / sum_j f'_j,        dL/dalpha = C sum_i (dL/dp_i) f'_i / sum_j f'_j.
 
 All groups are solved at once, padded to (K, C_max); a padded channel has log-importance -inf, hence p = 0 and
-f' = 0, so no operation needs to know about padding. Everything is float64. Derivations: docs/development/mathematics.md.
+f' = 0, so no operation needs to know about padding. Everything is float64. Derivations:
+docs/development/mathematics.md.
 """
 
 from __future__ import annotations

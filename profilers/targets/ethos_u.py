@@ -123,7 +123,7 @@ class EthosU(Target):
         return found
 
     def known_grid(self) -> int | None:
-        """Cycles jump after multiples of 16 on a U85, of 8 on the others (docs/guide/ethos-u.md says what was swept)."""
+        """Cycles jump after multiples of 16 on a U85, of 8 on the others (see docs/guide/ethos-u.md for the sweep)."""
         return 16 if "-u85-" in self.accelerator else 8
 
 
