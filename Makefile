@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m dsa_hw.demo
+	$(BIN)/python -m dsa_hw.cli.demo
 
 test: lint
 	$(BIN)/python -m pytest

@@ -32,7 +32,7 @@ from tqdm import tqdm
 import budgets
 from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import DsaError
-from dsa_hw.vision import torchvision
+from dsa_hw.zoo.torchvision_compat import torchvision
 
 CASES = (
     "resnet18@onnxruntime/cpu",

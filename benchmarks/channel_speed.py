@@ -17,7 +17,7 @@ import torch
 
 import budgets
 from dsa_hw import choose, find_groups, shrink
-from dsa_hw.models import load
+from dsa_hw.zoo.models import load
 
 
 def best(function: Callable[[], object], repeats: int) -> float:

@@ -35,17 +35,18 @@ import torch
 from torch import nn
 
 import budgets
-from dsa_hw import data, find_groups
-from dsa_hw.allocator import Allocator
-from dsa_hw.baselines.morphnet import allocate_morphnet, train_morphnet
-from dsa_hw.baselines.ssl import allocate_ssl, train_ssl
+from dsa_hw import find_groups
 from dsa_hw.channels import ChannelGroups, choose, masked
 from dsa_hw.channels.trace import evaluating
-from dsa_hw.fisher import fisher
-from dsa_hw.methods import Problem, Proposal, Realised, realise, solve
-from dsa_hw.models import load
-from dsa_hw.trainer import Recipe, Trainer
-from dsa_hw.training import Endless, evaluate, finetune, recalibrate, statistics_kept
+from dsa_hw.methods.baselines.morphnet import allocate_morphnet, train_morphnet
+from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
+from dsa_hw.methods.dsa.allocator import Allocator
+from dsa_hw.methods.dsa.fisher import fisher
+from dsa_hw.methods.dsa.trainer import Recipe, Trainer
+from dsa_hw.methods.registry import Problem, Proposal, Realised, realise, solve
+from dsa_hw.training.finetune import Endless, evaluate, finetune, recalibrate, statistics_kept
+from dsa_hw.zoo import data
+from dsa_hw.zoo.models import load
 
 RESULTS = Path(__file__).parent / "results"
 FINETUNE_EPOCHS, FINETUNE_LR = 2, 0.05
@@ -347,7 +348,11 @@ def guidance(args: argparse.Namespace) -> None:
         if base == "dsa":
             problem = replace(problem, options={**problem.options, **changes})
         # In evaluation mode instead of with each batch's own statistics.
-        instead = mock.patch("dsa_hw.allocator.statistics_kept", evaluating) if stored else contextlib.nullcontext()
+        instead = (
+            mock.patch("dsa_hw.methods.dsa.allocator.statistics_kept", evaluating)
+            if stored
+            else contextlib.nullcontext()
+        )
         with instead:
             proposal = solve(problem, base)
         realised, used = build(case, proposal, budget, seed)
@@ -401,7 +406,7 @@ def overhead(args: argparse.Namespace) -> None:
     recipe = Recipe.paper(precision="bf16", warm_up=0, allocation=300, finetune=0, milestones=())
     limits = [0.5 * case.dense]
     trainer = Trainer(case.model, case.groups, [case.flops], limits, found.train, found.val, recipe)
-    from dsa_hw.training import checked_loss, precise
+    from dsa_hw.training.finetune import checked_loss, precise
 
     source = Endless(found.train)
     optimiser = torch.optim.SGD(twin.parameters(), 0.05, 0.9, weight_decay=4e-5)

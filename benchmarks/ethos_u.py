@@ -24,10 +24,10 @@ from tqdm import tqdm
 import budgets
 from budgets import FlopsBudget, ParamsBudget
 from dsa_hw.channels import find_groups
-from dsa_hw.methods import Problem, realise, solve
-from dsa_hw.models import load
+from dsa_hw.methods.registry import Problem, realise, solve
+from dsa_hw.zoo.models import load
 from profilers import profile
-from profilers.prepare import Maker
+from profilers.networks.builder import Maker
 from profilers.targets import resolve
 
 RESULTS = Path(__file__).parent / "results" / "ethos_u.json"
@@ -41,7 +41,9 @@ def main() -> None:
     option("--side", type=int, default=96)
     option("--samples", type=int, default=15)
     option("--holdout", type=int, default=5)
-    option("--method", default="knapsack", help="any method of dsa_hw.methods that needs no data (%(default)s)")
+    option(
+        "--method", default="knapsack", help="any method of dsa_hw.methods.registry that needs no data (%(default)s)"
+    )
     option("--shares", type=float, nargs="+", default=[0.7, 0.5, 0.35])
     option("--store", type=Path, default=Path("ethos_u.sqlite"))
     option("--out", type=Path, default=RESULTS)

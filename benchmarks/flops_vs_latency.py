@@ -40,15 +40,15 @@ import budgets
 import profilers
 from budgets import LatencyBudget
 from dsa_hw import allocate, find_groups
-from dsa_hw import data as datasets
 from dsa_hw.channels import shrink
-from dsa_hw.costing import predict
-from dsa_hw.equal import match
-from dsa_hw.gauges import DENSE, DeviceGauge, rules_for
-from dsa_hw.methods import Problem, Proposal, solve
-from dsa_hw.models import load
-from dsa_hw.progress import Bar
-from dsa_hw.training import evaluate, finetune, recalibrate
+from dsa_hw.experiments.equal_latency import match
+from dsa_hw.methods.registry import Problem, Proposal, solve
+from dsa_hw.pipeline.constraints import predict
+from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
+from dsa_hw.training.finetune import evaluate, finetune, recalibrate
+from dsa_hw.utils.progress import Bar
+from dsa_hw.zoo import data as datasets
+from dsa_hw.zoo.models import load
 from profilers import Protocol
 from profilers.targets import resolve
 

@@ -32,9 +32,9 @@ import budgets
 from dsa_hw import find_groups
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import DsaError
-from dsa_hw.models import load
-from dsa_hw.trainer import Recipe, Trained, Trainer
-from dsa_hw.training import evaluate
+from dsa_hw.methods.dsa.trainer import Recipe, Trained, Trainer
+from dsa_hw.training.finetune import evaluate
+from dsa_hw.zoo.models import load
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VAL_SHARE = 0.1  # of the training images, for the keep ratios
@@ -59,7 +59,7 @@ def ranks() -> Iterator[tuple[int, int, torch.device]]:
 
 def loaders(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> tuple[DataLoader[Any], ...]:
     """train, val (for the keep ratios), both together (once those are decided) and this rank's share of test."""
-    from dsa_hw.vision import torchvision
+    from dsa_hw.zoo.torchvision_compat import torchvision
 
     transforms = torchvision.transforms
     finish = [transforms.ToTensor(), transforms.Normalize(MEAN, DEVIATION)]

@@ -23,7 +23,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from dsa_hw.relaxation import Layout, keep_probabilities, sample_masks
+from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities, sample_masks
 
 LAYOUT = Layout((5, 5))
 ESTIMATORS: dict[str, tuple[str, float]] = {

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 import profilers
-from dsa_hw import models
 from dsa_hw.channels import find_groups, shrink
-from profilers.export import export, generic
-from profilers.grid import fixed_grid
-from profilers.prepare import Maker
-from profilers.sampling import Space, spread
+from dsa_hw.zoo import models
+from profilers.networks.builder import Maker
+from profilers.networks.onnx_export import export, generic
+from profilers.profiling.design import Space, spread
+from profilers.profiling.grid import fixed_grid
 from profilers.targets import resolve
 
 _GOAL_RATIO, _GOAL_SECONDS = 5.0, 180.0

@@ -34,13 +34,13 @@ from torch import nn
 
 import budgets
 import profilers
-import profilers.environment
-from dsa_hw import models
+import profilers.measuring.environment
 from dsa_hw.channels import ChannelGroups, choose, find_groups, shrink
 from dsa_hw.errors import DsaError
-from dsa_hw.front import allocate
-from dsa_hw.gauges import DENSE, DeviceGauge, rules_for
-from dsa_hw.methods import Problem, Proposal, realise, solve
+from dsa_hw.methods.registry import Problem, Proposal, realise, solve
+from dsa_hw.pipeline.allocate import allocate
+from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
+from dsa_hw.zoo import models
 from profilers.latency import share as parse_share
 from profilers.targets import resolve
 
@@ -176,7 +176,7 @@ def case(
         "missing": missing,
         "seconds": {"allocate": allocated, "all": time.perf_counter() - started},
         "allow": args.allow,
-        "load": profilers.environment.load(),
+        "load": profilers.measuring.environment.load(),
         "date": time.strftime("%Y-%m-%d"),
     }
     return row, None if args.fresh else result.proposal

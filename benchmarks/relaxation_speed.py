@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_hw.relaxation import Layout, keep_probabilities, sample_masks
+from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities, sample_masks
 
 BETA2 = (0.05, 0.5, 5.0, 100.0)
 GOAL_MS = 2.0

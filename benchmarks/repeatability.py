@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsa_hw import models
 from dsa_hw.channels import find_groups
-from profilers.grid import fixed_grid
-from profilers.measurement import Measurement, Protocol
-from profilers.prepare import Maker
-from profilers.sampling import Space, corners, spread
+from dsa_hw.zoo import models
+from profilers.measuring.bench import Bench
+from profilers.measuring.measurement import Measurement, Protocol
+from profilers.networks.builder import Maker
+from profilers.profiling.design import Space, corners, spread
+from profilers.profiling.grid import fixed_grid
 from profilers.targets import Loaded, resolve
-from profilers.timing import Bench
 
 _BURN = """
 import sys, time

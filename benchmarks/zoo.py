@@ -32,9 +32,9 @@ from tqdm import tqdm
 
 import budgets
 from dsa_hw import find_groups, masked, shrink
-from dsa_hw.channels.verify import difference, randomise
-from dsa_hw.models import load
-from dsa_hw.vision import torchvision
+from dsa_hw.channels.discovery import difference, randomise
+from dsa_hw.zoo.models import load
+from dsa_hw.zoo.torchvision_compat import torchvision
 
 TIMM = """
 beit_base_patch16_224 botnet26t_256 caformer_s18 coatnet_0_rw_224 convit_tiny convmixer_768_32 convnext_atto

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Budget": "budgets.budget",
-    "CostModel": "budgets.model",
+    "CostModel": "budgets.cost_model",
     "EnergyBudget": "budgets.budget",
     "FlopsBudget": "budgets.budget",
     "LatencyBudget": "budgets.budget",
     "MemoryBudget": "budgets.budget",
     "ParamsBudget": "budgets.budget",
     "activation_memory": "budgets.analytic",
-    "estimated_energy": "budgets.energy",
+    "estimated_energy": "budgets.analytic_energy",
     "fit": "budgets.fitting",
     "flops": "budgets.analytic",
-    "load": "budgets.files",
+    "load": "budgets.serialization",
     "params": "budgets.analytic",
     "physics_features": "budgets.features",
 }
@@ -47,12 +47,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from budgets.analytic import activation_memory, flops, params
+    from budgets.analytic_energy import estimated_energy
     from budgets.budget import Budget, EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
-    from budgets.energy import estimated_energy
+    from budgets.cost_model import CostModel
     from budgets.features import physics_features
-    from budgets.files import load
     from budgets.fitting import fit
-    from budgets.model import CostModel
+    from budgets.serialization import load
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from dsa_hw.units import Quantity, format_magnitude
 if TYPE_CHECKING:
     import pandas as pd
 
-    from budgets.model import CostModel
+    from budgets.cost_model import CostModel
     from dsa_hw.channels import ChannelGroups
 
 __all__ = ["Budget", "EnergyBudget", "FlopsBudget", "LatencyBudget", "MemoryBudget", "ParamsBudget"]
@@ -190,11 +190,13 @@ class EnergyBudget(MeasuredBudget):
 
     Args:
         amount: see ``Budget``.
-        counter: the energy meter, as ``profilers.counters.Counter.of`` takes it: a function that returns joules, or
+        counter: the energy meter, as ``profilers.measuring.counters.Counter.of`` takes it: a function that returns
+        joules, or
             ``"package.module:function"``; None uses the device's own.
         model: ``"analytic"`` estimates from counted work instead of measuring; then ``cost(groups)`` is there, as for
             budgets that are counted.
-        technology: of the estimate: ``"45nm"``, ``"7nm-int8"``, ..., or your own, see ``budgets.energy.technology``.
+        technology: of the estimate: ``"45nm"``, ``"7nm-int8"``, ..., or your own, see
+        ``budgets.analytic_energy.technology``.
     """
 
     counter: Any = field(default=None, kw_only=True, compare=False)
@@ -218,7 +220,7 @@ class EnergyBudget(MeasuredBudget):
                 "EnergyBudget(model='analytic') estimates and measures nothing: leave out target, counter and profile, "
                 "or leave out model"
             )
-        from budgets.energy import technology
+        from budgets.analytic_energy import technology
 
         technology(self._technology)
         object.__setattr__(self, "kind", "estimated energy")  # in every message and in the certificate
@@ -232,6 +234,6 @@ class EnergyBudget(MeasuredBudget):
         """The estimate as a function of the keep ratios, given channel groups; absent where energy is measured."""
         if self.model is None:
             raise AttributeError(f"{self} is measured, not counted: it has no cost of its own")
-        from budgets.energy import estimated_energy
+        from budgets.analytic_energy import estimated_energy
 
         return lambda groups: estimated_energy(groups, self._technology)

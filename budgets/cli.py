@@ -13,8 +13,8 @@ from dsa_hw.units import format_magnitude
 if TYPE_CHECKING:  # the options alone must not cost the import of scikit-learn
     import pandas as pd
 
+    from budgets.cost_model import CostModel
     from budgets.features import Groups
-    from budgets.model import CostModel
 
 __all__ = ["add_fit_command", "add_force_option", "report", "run"]
 

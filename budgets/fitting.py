@@ -12,12 +12,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from budgets.conformal import calibrate, fit_rows
+from budgets.cost_model import CostModel, Provenance
 from budgets.features import Groups, physics_features
-from budgets.model import CostModel, Provenance
+from budgets.profile_table import QUANTITIES, Table, read_table
 from budgets.regression import CostRegressor
 from budgets.selection import Comparison, compare
 from budgets.selection import candidates as all_candidates
-from budgets.table import QUANTITIES, Table, read_table
 
 __all__ = ["fit"]
 

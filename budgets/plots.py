@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgets.model import CostModel
-from budgets.table import QUANTITIES
+from budgets.cost_model import CostModel
+from budgets.profile_table import QUANTITIES
 from dsa_hw.errors import ProfileError
 from dsa_hw.units import UNITS
 

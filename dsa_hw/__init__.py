@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Allocation": "dsa_hw.allocation",
-    "Allocator": "dsa_hw.allocator",
-    "Certificate": "dsa_hw.certificate",
+    "Allocation": "dsa_hw.pipeline.result",
+    "Allocator": "dsa_hw.methods.dsa.allocator",
+    "Certificate": "dsa_hw.pipeline.certificate",
     "ChannelGroups": "dsa_hw.channels",
-    "Recipe": "dsa_hw.trainer",
-    "Trainer": "dsa_hw.trainer",
-    "allocate": "dsa_hw.front",
-    "compare": "dsa_hw.comparison",
+    "Recipe": "dsa_hw.methods.dsa.trainer",
+    "Trainer": "dsa_hw.methods.dsa.trainer",
+    "allocate": "dsa_hw.pipeline.allocate",
+    "compare": "dsa_hw.experiments.compare",
     "recheck": "dsa_hw.recheck",
-    "round_widths": "dsa_hw.rounding",
-    "sweep": "dsa_hw.sweeping",
+    "round_widths": "dsa_hw.methods.rounding",
+    "sweep": "dsa_hw.experiments.sweep",
     "find_groups": "dsa_hw.channels",
     "choose": "dsa_hw.channels",
     "shrink": "dsa_hw.channels",
@@ -61,17 +61,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from budgets import EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
-    from dsa_hw.allocation import Allocation
-    from dsa_hw.allocator import Allocator
-    from dsa_hw.certificate import Certificate
     from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
-    from dsa_hw.comparison import compare
-    from dsa_hw.front import allocate
-    from dsa_hw.recheck import recheck
-    from dsa_hw.rounding import round_widths
-    from dsa_hw.sweeping import sweep
-    from dsa_hw.trainer import Recipe, Trainer
+    from dsa_hw.experiments.compare import compare
+    from dsa_hw.experiments.sweep import sweep
+    from dsa_hw.methods.dsa.allocator import Allocator
+    from dsa_hw.methods.dsa.trainer import Recipe, Trainer
+    from dsa_hw.methods.rounding import round_widths
+    from dsa_hw.pipeline.allocate import allocate
+    from dsa_hw.pipeline.certificate import Certificate
+    from dsa_hw.pipeline.result import Allocation
+    from dsa_hw.pipeline.verification import recheck
 
 
 def __getattr__(name: str) -> Any:

@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Comparison": "profilers.measurement",
-    "Measurement": "profilers.measurement",
-    "Protocol": "profilers.measurement",
-    "compare_measurements": "profilers.measurement",
-    "load": "profilers.tables",
-    "measure": "profilers.profiling",
-    "profile": "profilers.profiling",
-    "self_check": "profilers.profiling",
+    "Comparison": "profilers.measuring.measurement",
+    "Measurement": "profilers.measuring.measurement",
+    "Protocol": "profilers.measuring.measurement",
+    "compare_measurements": "profilers.measuring.measurement",
+    "load": "profilers.storage.tables",
+    "measure": "profilers.profiling.api",
+    "profile": "profilers.profiling.api",
+    "self_check": "profilers.profiling.api",
 }
 __all__ = [
     "Comparison",
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from profilers.measurement import Comparison, Measurement, Protocol, compare_measurements
-    from profilers.profiling import measure, profile, self_check
-    from profilers.tables import load
+    from profilers.measuring.measurement import Comparison, Measurement, Protocol, compare_measurements
+    from profilers.profiling.api import measure, profile, self_check
+    from profilers.storage.tables import load
 
 
 def __getattr__(name: str) -> Any:

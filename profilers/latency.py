@@ -122,7 +122,7 @@ def _duration(text: str) -> float:
 
 
 def _network(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
-    from dsa_hw import models
+    from dsa_hw.zoo import models
 
     shape = models.parse_shape(options.input) if options.input else None
     model, inputs = models.load(options.model, shape)
@@ -235,13 +235,13 @@ def _check_target(options: argparse.Namespace) -> None:
 
     resolve(f"{options.runtime}/{options.device}", precision=options.precision, threads=options.threads)
     if options.quantity == "energy":
-        from profilers.counters import Counter, find
+        from profilers.measuring.counters import Counter, find
 
         Counter.of(options.counter) if options.counter else find(options.device)
 
 
 def _plot(attrs: dict[Any, Any], options: argparse.Namespace) -> None:
-    from profilers.grid import plot
+    from profilers.profiling.grid import plot
 
     if not attrs["grid_evidence"]:
         raise ProfileError("--plot shows the sweep of --grid auto, and no sweep was made; leave --grid out")

@@ -39,7 +39,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ``ProfileError``.
     """
 
-    # Attributes learnt by fit, beyond range and features, that make up a saved model (budgets.files).
+    # Attributes learnt by fit, beyond range and features, that make up a saved model (budgets.serialization).
     _learnt: ClassVar[tuple[str, ...]] = ()
     #: True where F cannot fall when a keep ratio grows.
     monotone: ClassVar[bool] = False

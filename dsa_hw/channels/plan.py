@@ -29,9 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from dsa_hw.channels.discovery import find_groups
 from dsa_hw.channels.groups import ChannelGroups
-from dsa_hw.channels.shrink import first_difference, shrink
-from dsa_hw.channels.verify import find_groups
+from dsa_hw.channels.surgery import first_difference, shrink
 from dsa_hw.errors import PlanError
 
 __all__ = ["Plan", "apply_plan"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["profile_fleet"]
 
 if TYPE_CHECKING:
-    from .profiling import profile_fleet
+    from profilers.fleet.profile import profile_fleet
 
 
 def __getattr__(name: str) -> Any:
     if name != "profile_fleet":  # the scheduler imports this package, and needs nothing of it
         raise AttributeError(f"module 'profilers.fleet' has no attribute {name!r}")
-    from .profiling import profile_fleet
+    from profilers.fleet.profile import profile_fleet
 
     return profile_fleet

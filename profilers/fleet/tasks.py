@@ -8,14 +8,14 @@ __all__ = ["introduce", "wave"]
 
 
 def introduce(*arguments: Any) -> dict[str, Any]:
-    """`profilers.fleet.board.introduce`, on the board."""
-    from . import board
+    """`profilers.fleet.on_worker.introduce`, on the board."""
+    from profilers.fleet import on_worker as board
 
     return board.introduce(*arguments)
 
 
 def wave(*arguments: Any) -> dict[str, Any]:
-    """`profilers.fleet.board.wave`, on the board."""
-    from . import board
+    """`profilers.fleet.on_worker.wave`, on the board."""
+    from profilers.fleet import on_worker as board
 
     return board.wave(*arguments)

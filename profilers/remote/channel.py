@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from . import agent
+from profilers.remote import agent
 
 __all__ = ["BOOTSTRAP", "Channel", "LostError", "RefusedError", "plain"]
 

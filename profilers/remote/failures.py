@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError
-
-from .channel import LostError, RefusedError, plain
+from profilers.remote.channel import LostError, RefusedError, plain
 
 __all__ = ["Failure", "of_lost", "of_refusal"]
 

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
-
-from .base import Loaded, Target, register
+from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["Adb"]
 
@@ -52,7 +51,7 @@ _PROPERTIES = {
 class Adb(Target):
     """LiteRT (XNNPACK) on an Android device.
 
-    ``convert`` makes the bytes of a .tflite file of (module, inputs); by default `profilers.tflite.to_bytes`.
+    ``convert`` makes the bytes of a .tflite file of (module, inputs); by default `profilers.litert.convert.to_bytes`.
     """
 
     slow_to_load = True
@@ -90,7 +89,7 @@ class Adb(Target):
                 f"adb -s {self.serial} push benchmark_model {self.binary} and adb shell chmod +x {self.binary}"
             )
         if self.convert is None:
-            from profilers.worker import versions
+            from profilers.litert.client import versions
 
             versions()  # refuses where the environment that converts is missing, with the command that makes it
 
@@ -98,7 +97,7 @@ class Adb(Target):
         """Push a network (a module, or the bytes of a .tflite file) under its content hash, unless it is there."""
         if not isinstance(artefact, bytes):
             if self.convert is None:
-                from profilers.tflite import to_bytes
+                from profilers.litert.convert import to_bytes
 
                 artefact = to_bytes(artefact, inputs)
             else:

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 
 if TYPE_CHECKING:
-    from profilers.remote import Elsewhere
-    from profilers.timing import Bench
+    from profilers.measuring.bench import Bench
+    from profilers.remote.interface import Elsewhere
 
 __all__ = ["Loaded", "Target", "register", "resolve", "runtimes"]
 
@@ -127,8 +127,8 @@ class Target(ABC):
         return None
 
     def bench(self, **options: Any) -> Bench:
-        """Where networks on this target are measured; ``options`` are those of `profilers.timing.Bench`."""
-        from profilers.timing import Bench
+        """Where networks on this target are measured; ``options`` are those of `profilers.measuring.bench.Bench`."""
+        from profilers.measuring.bench import Bench
 
         return Bench(self, **options)
 

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from dsa_hw.errors import MissingDependencyError
-
-from .base import register
-from .torch import Torch
+from profilers.targets.base import register
+from profilers.targets.torch import Torch
 
 __all__ = ["Compile"]
 

@@ -13,11 +13,10 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
-from profilers.tflite import TfliteFile, TfliteTemplate, arrays_of, convert
-from profilers.worker import Worker, versions
-
-from .base import Loaded, Target, register
-from .litert import outputs
+from profilers.litert.client import Worker, versions
+from profilers.litert.convert import TfliteFile, TfliteTemplate, arrays_of, convert
+from profilers.targets.base import Loaded, Target, register
+from profilers.targets.litert import outputs
 
 __all__ = ["EthosU"]
 
@@ -103,7 +102,7 @@ class EthosU(Target):
         return Loaded(exact.once, exact.clock, exact.operations, floats)
 
     def estimate(self, file: TfliteFile, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """All that Vela says about a network: see `profilers.workers.vela.parse`."""
+        """All that Vela says about a network: see `profilers.litert.worker.vela.parse`."""
         path = self.worker.path(".int8.tflite")
         config = self.config if self.config == _CONFIG else str(Path(self.config).resolve())
         system = {"system": self.system, "memory": self.memory, "config": config}

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
-from profilers.tflite import TfliteFile, TfliteTemplate, arrays_of, convert
-from profilers.worker import Worker, versions
-
-from .base import Loaded, Target, register
+from profilers.litert.client import Worker, versions
+from profilers.litert.convert import TfliteFile, TfliteTemplate, arrays_of, convert
+from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["LiteRT"]
 
@@ -79,13 +78,13 @@ class LiteRT(Target):
 
     def busiest(self) -> str | None:
         """The worker runs on this computer."""
-        from profilers import environment
+        from profilers.measuring import environment
 
         return environment.busiest()
 
     def state(self) -> dict[str, float]:
         """The worker runs on this computer."""
-        from profilers import environment
+        from profilers.measuring import environment
 
         return {**environment.load(), "time": time.time()}
 

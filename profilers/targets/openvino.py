@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError
-
-from .base import Loaded, Target, register
+from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["OpenVino"]
 

@@ -16,11 +16,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
-from profilers.remote.board import Board
 from profilers.remote.channel import BOOTSTRAP, LostError
+from profilers.remote.device import Board
 from profilers.remote.failures import Failure, of_lost
-
-from .base import Loaded, Target, register
+from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["Address", "Ssh"]
 

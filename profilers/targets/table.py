@@ -21,10 +21,9 @@ import torch
 from torch import nn
 
 from dsa_hw.errors import ProfileError
-from profilers.lookup import LatencyTable
-from profilers.micro import Layer
-
-from .base import Loaded, Target, register
+from profilers.networks.chains import Layer
+from profilers.targets.base import Loaded, Target, register
+from profilers.targets.latency_table import LatencyTable
 
 __all__ = ["Table"]
 

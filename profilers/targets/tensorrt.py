@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError
-
-from .base import Loaded, Target, register
+from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["TensorRT"]
 
@@ -71,7 +70,7 @@ class TensorRT(Target):
         """Build the engine, put inputs and outputs on the device, and time runs between CUDA events."""
         import torch
 
-        from .torch import cuda_clock
+        from profilers.targets.torch import cuda_clock
 
         trt = _module()
         device = torch.device(self.device)

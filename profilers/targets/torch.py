@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from .base import Loaded, Seconds, Target, register
+from profilers.targets.base import Loaded, Seconds, Target, register
 
 __all__ = ["Torch", "cuda_clock"]
 

@@ -15,7 +15,7 @@ import budgets
 from budgets.analytic import AnalyticCost, PeakCost
 from dsa_hw import ChannelGroups, find_groups
 from dsa_hw.errors import BudgetError, WidthError
-from dsa_hw.models import load
+from dsa_hw.zoo.models import load
 
 
 class Block(nn.Module):

@@ -1,21 +1,13 @@
-"""Shared: a cache folder of its own for every test, and rules that a busy machine passes."""
+"""Fixtures for tests of profilers: rules that a busy machine passes, and a small network."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from profilers.measurement import Protocol
-from tests.profilers.machine import Tiny
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the references of the user."""
-    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "cache"))
+from profilers.measuring.measurement import Protocol
+from tests.fakes.machine import Tiny
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+"""dsa-hw: the command line. Each subcommand is a small module with ``add`` (its options) and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import dsa_hw
+from dsa_hw.cli import allocate, compare, export, fit, inspect, profile, setup, sweep, verify
+from dsa_hw.errors import DsaError
+
+__all__ = ["main"]
+
+_COMMANDS = (inspect, profile, fit, allocate, compare, sweep, verify, export, setup)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; exit codes: 0 done, 2 wrong input, 3 budget infeasible, 4 measurement cannot be trusted."""
+    parser = argparse.ArgumentParser(
+        prog="dsa-hw",
+        description="Prune a PyTorch network to a budget in the unit that counts, on the device that counts.",
+        epilog="example: dsa-hw inspect --model resnet18 --input 1x3x224x224",
+    )
+    parser.add_argument("--version", action="version", version=f"dsa-hw {dsa_hw.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what is done, with tracebacks")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in _COMMANDS:
+        command.add(subparsers)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
+    try:
+        return int(args.run(args) or 0)
+    except DsaError as error:
+        if args.verbose:
+            logging.getLogger(__name__).exception("dsa-hw %s", args.command)
+        print(f"dsa-hw {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of a pipe went away: `dsa-hw inspect | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(f"dsa-hw {args.command}: interrupted; the same command continues", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

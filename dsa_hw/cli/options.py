@@ -1,0 +1,52 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dsa_hw.errors import ModelError
+
+__all__ = ["EXIT_CODES", "add_measuring", "model_and_inputs", "protocol", "read_weights"]
+
+EXIT_CODES = {"MET": 0, "NOT MET": 3, "CANNOT TELL": 4}
+
+
+def add_measuring(parser: argparse.ArgumentParser, target: str | None = "onnxruntime/cpu") -> None:
+    """``--target``, ``--allow`` and ``--json``."""
+    from profilers.latency import share
+
+    default = "that of the plan" if target is None else target
+    parser.add_argument("--target", default=target, metavar="RUNTIME/DEVICE", help=f"where to measure ({default})")
+    parser.add_argument("--allow", type=share, default=0.02, help="disturbance allowed on a busy machine (2%%)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def protocol(args: argparse.Namespace) -> Any:
+    """The rules of measuring that ``--allow`` names."""
+    from profilers import Protocol
+
+    return Protocol.allowing(args.allow)
+
+
+def model_and_inputs(args: argparse.Namespace, shape: tuple[int, ...] | None = None) -> tuple[Any, tuple[Any, ...]]:
+    """The model of ``--model`` with ``--input``, or else with ``shape``."""
+    from dsa_hw.zoo.models import load, parse_shape
+
+    return load(args.model, parse_shape(args.input) if args.input else shape)
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """A state dict; nothing is unpickled but tensors."""
+    import pickle
+
+    import torch
+
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ModelError(f"the weights {path} cannot be read ({' '.join(str(error).split())[:200]})") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} holds a {type(found).__name__}: save model.state_dict()")
+    return found

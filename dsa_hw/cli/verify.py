@@ -1,0 +1,70 @@
+"""dsa-hw verify: does a plan's promise still hold, on this machine, today?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from dsa_hw.cli.inspect import add_model_options
+from dsa_hw.cli.options import EXIT_CODES, add_measuring, model_and_inputs, protocol, read_weights
+
+_EXAMPLES = """examples:
+  dsa-hw verify small/plan.json --model resnet18
+  dsa-hw verify small/plan.json --model resnet18 --weights small/model.pt --json
+
+Exit codes: 0 it holds, 2 wrong input, 3 it does not hold, 4 the measurement cannot be trusted, or is too close to tell.
+"""
+
+
+def add(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="measure the network of a plan again: does its certificate still hold?",
+        description="Measure the network of a plan again beside the dense one, for every budget of its certificate.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plan", type=Path, help="plan.json, as dsa-hw allocate wrote it")
+    add_model_options(parser)
+    parser.add_argument("--weights", type=Path, metavar="PT", help="state dict of the small network (model.pt)")
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="per budget (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    add_measuring(parser, target=None)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure again and compare."""
+    from dsa_hw.channels.plan import Plan
+    from dsa_hw.pipeline.certificate import Certificate
+    from dsa_hw.pipeline.verification import recheck
+
+    plan = Plan.load(args.plan)
+    Certificate.from_dict(plan.certificate)  # before anything is loaded
+    model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
+    found = recheck(
+        plan,
+        model,
+        example_inputs=inputs,
+        target=args.target,
+        protocol=protocol(args),
+        weights=read_weights(args.weights) if args.weights else None,
+        time_limit=args.time_limit,
+        seed=args.seed,
+    )
+    if args.json:
+        content = {
+            "verdict": found.now.verdict,
+            "same_device": found.same_device,
+            "device": found.device,
+            "versions": found.versions,
+            "then": found.then.to_dict(),
+            "now": found.now.to_dict(),
+        }
+        print(json.dumps(content, indent=1))
+    else:
+        print(found)
+    return EXIT_CODES[found.now.verdict]

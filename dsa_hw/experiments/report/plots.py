@@ -1,0 +1,333 @@
+"""The pictures of a comparison, in one style: few lines, and colours that colour-blind readers can tell apart.
+
+Drawn for about 310 points of width, so that they can be read on a phone. In the page they are inline SVG whose colours
+are replaced by the page's own (``as_svg``), so that they follow a dark theme.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from dsa_hw.experiments.report.findings import Findings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "as_svg", "convergence", "front", "fronts", "keep_ratios", "prediction", "saw_tooth"]
+
+# Okabe and Ito's palette. Every colour is used once, so that as_svg can replace it by the variable of the same name.
+COLOURS = {
+    "ink": "#1f2933", "muted": "#7b8794", "line": "#d9dee4", "paper": "#fffffe",
+    "latency": "#0072b2", "flops": "#d55e00", "params": "#009e73", "memory": "#b5568d",
+}  # fmt: skip
+TITLES = {"latency": "latency budget", "flops": "FLOPs budget", "params": "parameter budget", "memory": "memory budget"}
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_MOST_GROUPS = 36
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib as mpl
+
+    ink, muted, line = COLOURS["ink"], COLOURS["muted"], COLOURS["line"]
+    with mpl.rc_context(
+        {
+            "font.size": 8.5, "axes.titlesize": 9, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8,
+            "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": line, "xtick.color": muted,
+            "ytick.color": muted, "xtick.labelcolor": ink, "ytick.labelcolor": ink, "axes.spines.top": False,
+            "axes.spines.right": False, "axes.grid": True, "grid.color": line, "grid.linewidth": 0.6,
+            "axes.axisbelow": True, "xtick.major.size": 0, "ytick.major.size": 0, "legend.frameon": False,
+            "lines.linewidth": 1.4, "svg.fonttype": "none", "svg.hashsalt": "dsa_hw", "figure.facecolor": "none",
+            "axes.facecolor": "none", "savefig.facecolor": "none",
+        }
+    ):  # fmt: skip
+        yield
+
+
+def _figure(width: float = 4.3, height: float = 3.0) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def as_svg(figure: Figure, name: str, description: str) -> str:
+    """Inline SVG of a figure: no references, ids that are unique on a page, colours and font of the page."""
+    buffer = io.StringIO()
+    with _style():
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", text).replace("xlink:href", "href")
+    text = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 var(--sans)", text)
+    for colour, value in COLOURS.items():
+        text = text.replace(value, f"var(--{colour})")
+    label = html.escape(description, quote=True)
+    return re.sub(
+        r"<svg[^>]*?viewBox=(\"[^\"]*\")[^>]*>", rf'<svg role="img" aria-label="{label}" viewBox=\1>', text, count=1
+    )
+
+
+def _marker(findings: Findings, method: str) -> str:
+    names = findings.methods()
+    return _MARKERS[names.index(method) % len(_MARKERS)] if method in names else "o"
+
+
+def fronts(findings: Findings) -> Figure:
+    """Accuracy against measured latency: a line per kind of budget and method."""
+    with _style():
+        figure, axes = _figure()
+        rows, dense = findings.rows, findings.dense
+        matched = rows["matches"].map(lambda m: isinstance(m, str) and bool(m))
+        for (kind, method), part in rows[rows["kind"] != "dense"].groupby(["kind", "method"], sort=False):
+            line = part.sort_values("seconds")
+            x, y = 1e3 * line["seconds"], 100 * line["accuracy"]
+            own = method == findings.methods()[0]
+            colour = COLOURS[str(kind)]
+            axes.plot(x, y, color=colour, linewidth=1.4 if own else 0.8, linestyle="-" if own else ":", zorder=2)
+            error = [1e3 * (line["seconds"] - line["low"]), 1e3 * (line["high"] - line["seconds"])]
+            axes.errorbar(x, y, xerr=np.maximum(error, 0), fmt="none", ecolor=colour, elinewidth=0.8, zorder=2)
+            axes.scatter(
+                x, y, s=34 if own else 24, marker=_marker(findings, str(method)), zorder=3, linewidths=1.1,
+                facecolors=colour if own else COLOURS["paper"], edgecolors=colour,
+                label=f"{TITLES[str(kind)]}, {method}",
+            )  # fmt: skip
+        twins = rows[matched]
+        if len(twins):
+            axes.scatter(
+                1e3 * twins["seconds"], 100 * twins["accuracy"], s=110, facecolors="none", linewidths=0.9,
+                edgecolors=COLOURS["ink"], zorder=4, label="brought to equal latency",
+            )  # fmt: skip
+        axes.scatter(1e3 * dense["seconds"], 100 * dense["accuracy"], s=46, marker="*", color=COLOURS["ink"], zorder=3)
+        axes.annotate(
+            "dense", (1e3 * dense["seconds"], 100 * dense["accuracy"]), xytext=(-6, 0), textcoords="offset points",
+            ha="right", va="center",
+        )  # fmt: skip
+        axes.set(xlabel="measured latency [ms]", ylabel="test accuracy [%]")
+        _two_points_high(axes)
+        _legend_below(figure, axes)
+    return figure
+
+
+def _two_points_high(axes: Axes) -> None:
+    """Room about the data, and at least two points of accuracy: a single test image must not fill the picture."""
+    axes.margins(0.08, 0.12)
+    low, high = axes.get_ylim()
+    if high - low < 2:
+        top = min((low + high) / 2 + 1, 100.2)  # nothing is above 100 %
+        axes.set_ylim(top - 2, top)
+
+
+def _legend_below(figure: Figure, axes: Axes, columns: int = 2) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    rows = -(-len(handles) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.19 * rows)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.4)
+
+
+def keep_ratios(findings: Findings, a: str, b: str) -> Figure:
+    """Keep ratio of every channel group in networks ``a`` and ``b``, joined by a line."""
+    widths, sizes = findings.widths, findings.sizes
+    names = list(widths.columns)
+    first, second = (100 * widths.loc[id].to_numpy(float) / sizes for id in (a, b))
+    shown = np.arange(len(names))
+    if len(names) > _MOST_GROUPS:  # those on which the two differ most
+        shown = np.sort(np.argsort(-np.abs(first - second), kind="stable")[:_MOST_GROUPS])
+    place = np.arange(len(shown))[::-1]
+    with _style():
+        figure, axes = _figure(height=1.0 + 0.165 * len(shown))
+        axes.hlines(
+            place,
+            np.minimum(first, second)[shown],
+            np.maximum(first, second)[shown],
+            color=COLOURS["muted"],
+            lw=1.6,
+            zorder=1,
+        )
+        for id, values, marker, size in ((a, first, "o", 70), (b, second, "D", 20)):
+            row = findings.row(id)
+            label = f"{TITLES[row['kind']]} {row['asked']}" + (", at equal latency" if row["matches"] else "")
+            axes.scatter(values[shown], place, s=size, color=COLOURS[row["kind"]], marker=marker, label=label, zorder=2)
+        axes.set_yticks(place, [_short(names[k]) for k in shown])
+        axes.set(xlabel="kept channels [%]", xlim=(0, 104), ylim=(-0.8, len(shown) - 0.2))
+        axes.grid(axis="y", visible=False)
+        _legend_below(figure, axes, 1)
+    return figure
+
+
+def prediction(findings: Findings, confidence: float = 0.9) -> Figure:
+    """Predicted against measured latency with the calibrated bounds; the compared networks on top."""
+    cost, rows = findings.cost, findings.rows
+    if cost is None or cost.fitted is None:
+        raise ValueError("there is no fitted cost model to draw")
+    fitted = cost.fitted
+    points = fitted[list(cost.names)].to_numpy(float) / cost.sizes
+    predicted, measured = 1e3 * fitted["predicted"].to_numpy(float), 1e3 * fitted["cost"].to_numpy(float)
+    relative = [bound(points, confidence) / np.asarray(cost(points)) for bound in (cost.lower, cost.upper)]
+    low, high = (float(np.median(r)) for r in relative)
+    with _style():
+        figure, axes = _figure()
+        every = np.concatenate([predicted, measured, 1e3 * rows["seconds"].to_numpy(float)])
+        ends = np.array([0.95 * np.nanmin(every), 1.05 * np.nanmax(every)])
+        axes.fill_between(
+            ends,
+            low * ends,
+            high * ends,
+            color=COLOURS["muted"],
+            alpha=0.22,
+            lw=0,
+            zorder=0,
+            label=f"{100 * confidence:g} % bounds",
+        )
+        axes.plot(ends, ends, color=COLOURS["muted"], lw=0.8, zorder=1)
+        for split, face, label in (
+            ("train", COLOURS["paper"], "cross-validated"),
+            ("holdout", COLOURS["muted"], "held out"),
+        ):
+            part = (fitted["split"] == split).to_numpy()
+            if part.any():
+                axes.scatter(
+                    predicted[part],
+                    measured[part],
+                    s=16,
+                    facecolors=face,
+                    edgecolors=COLOURS["muted"],
+                    linewidths=0.8,
+                    label=label,
+                    zorder=2,
+                )
+        for kind, pruned in rows[rows["kind"] != "dense"].groupby("kind", sort=False):
+            axes.scatter(
+                1e3 * pruned["predicted"],
+                1e3 * pruned["seconds"],
+                s=34,
+                color=COLOURS[str(kind)],
+                label=f"{TITLES[str(kind)]}s",
+                zorder=3,
+            )
+        axes.set(xlabel="predicted latency [ms]", ylabel="measured latency [ms]", xlim=ends, ylim=ends)
+        _legend_below(figure, axes, 3)
+    return figure
+
+
+def saw_tooth(profile: pd.DataFrame) -> tuple[Figure, str, float] | None:
+    """Time against channels of the swept group with the deepest teeth; its name and the largest excess off the grid.
+
+    None where no sweep was made (``--grid N``).
+    """
+    evidence = pd.DataFrame(profile.attrs.get("grid_evidence", []))
+    if evidence.empty:
+        return None
+    grid = profile.attrs["grid"]
+    evidence = evidence.assign(
+        on=[w % grid.get(g, 1) == 0 for g, w in zip(evidence["group"], evidence["width"], strict=True)]
+    )
+    off = evidence[~evidence["on"]]
+    name = str((off if len(off) else evidence).sort_values("excess")["group"].iloc[-1])
+    part = evidence[evidence["group"] == name].sort_values("channels")
+    worst = float(off[off["group"] == name]["excess"].max()) if len(off) else 0.0
+    x, y = part["channels"].to_numpy(float), 1e3 * part["seconds"].to_numpy(float)
+    error = np.maximum([y - 1e3 * part["low"].to_numpy(float), 1e3 * part["high"].to_numpy(float) - y], 0)
+    on = part["on"].to_numpy(bool)
+    with _style():
+        figure, axes = _figure()
+        axes.plot(x, y, color=COLOURS["muted"], lw=0.9, zorder=1)
+        axes.errorbar(x, y, yerr=error, fmt="none", ecolor=COLOURS["muted"], elinewidth=0.8, zorder=1)
+        axes.scatter(x[on], y[on], s=30, color=COLOURS["latency"], label=f"multiples of {grid.get(name, 1)}", zorder=3)
+        if (~on).any():
+            axes.scatter(
+                x[~on],
+                y[~on],
+                s=24,
+                marker="D",
+                facecolors=COLOURS["paper"],
+                edgecolors=COLOURS["flops"],
+                label="off the grid",
+                zorder=2,
+            )
+        axes.set(xlabel=f"channels of {_short(name)}", ylabel="measured time [ms]")
+        _legend_below(figure, axes)
+    return figure, name, worst
+
+
+def convergence(findings: Findings) -> Figure | None:
+    """Cost of each allocation against its limit, step by step, both over the dense cost; None without histories."""
+    with _style():
+        figure, axes = _figure()
+        drawn = 0
+        for id, history in findings.histories.items():
+            if (
+                id not in set(findings.rows["id"])
+                or not {"step", "cost", "limit"} <= set(history.columns)
+                or history.empty
+            ):
+                continue
+            row = findings.row(id)
+            colour = COLOURS[row["kind"]]
+            label = f"{TITLES[row['kind']]} {row['asked']}" + (", equal latency" if row["matches"] else "")
+            line = "--" if row["matches"] else "-"
+            # Thinner and thinner: the allocations often run on the same line.
+            width = max(3.2 - 0.9 * drawn, 1.2)
+            axes.plot(history["step"], 100 * history["cost"], color=colour, lw=width, ls=line, label=label, zorder=3)
+            axes.plot(history["step"], 100 * history["limit"], color=colour, lw=0.8, ls=":", zorder=2)
+            drawn += 1
+        if not drawn:
+            return None
+        axes.plot([], [], color=COLOURS["muted"], lw=0.8, ls=":", label="limit in force")
+        axes.set(xlabel="step", ylabel="cost [% of dense]")
+        axes.set_ylim(bottom=0)
+        _legend_below(figure, axes)
+    return figure
+
+
+def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
+    """A sweep: accuracy against cost where accuracies are known, else what was asked against what came out.
+
+    ``rows`` has limit, measured, low, high and dense in ``unit`` (times in "s" are drawn in ms, all else as a share of
+    dense), and accuracy ([0, 1], NaN where there is no data).
+    """
+    scale = np.full(len(rows), 1e3) if unit == "s" else 100 / rows["dense"].to_numpy(float)
+    title = f"measured {kind} [ms]" if unit == "s" else f"{kind} [% of dense]"
+    with _style():
+        figure, axes = _figure()
+        x, low, high, asked = (scale * rows[name].to_numpy(float) for name in ("measured", "low", "high", "limit"))
+        known = bool(rows["accuracy"].notna().all())
+        y = 100 * rows["accuracy"].to_numpy(float) if known else asked
+        error = np.maximum([x - low, high - x], 0)
+        axes.errorbar(x, y, xerr=error, color=COLOURS["latency"], marker="o", ms=5, elinewidth=0.8)
+        axes.set(xlabel=title, ylabel="test accuracy [%]" if known else title.replace("measured", "asked"))
+        if known:
+            _two_points_high(axes)
+        else:
+            ends = [min(x.min(), asked.min()), max(x.max(), asked.max())]
+            axes.plot(ends, ends, color=COLOURS["muted"], lw=0.8)
+            axes.margins(0.08, 0.12)
+    return figure
+
+
+def save(figure: Figure, path: Any) -> None:
+    """Write a figure to a file on white; raises ``DsaError`` where that cannot be."""
+    from dsa_hw.errors import DsaError
+
+    try:
+        with _style():
+            figure.savefig(path, dpi=150, facecolor="white")
+    except (OSError, ValueError) as error:
+        raise DsaError(f"cannot draw {path}: {error}") from error
+
+
+def _short(name: str, length: int = 24) -> str:
+    return name if len(name) <= length else "…" + name[1 - length :]

@@ -1,0 +1,1 @@
+"""Methods that choose keep ratios under limits, behind one interface."""

@@ -1,0 +1,194 @@
+"""A knapsack on importance per cost, as in HALP: widths by mixed-integer programming."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from dsa_hw.channels.trace import as_inputs
+from dsa_hw.errors import DsaError
+from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
+from dsa_hw.methods.baselines._limits import Floats, Ints, Limits, dense_proposal
+from dsa_hw.methods.baselines._options import Evaluation, read
+from dsa_hw.methods.registry import Problem, Proposal, method
+
+__all__ = ["knapsack"]
+
+# Second-order corrections of the limits at one linearisation before its range is halved.
+_CORRECTIONS = 6
+
+
+@dataclass(frozen=True)
+class _Options(Evaluation):
+    """``importance``: "taylor", or "problem" for ``problem.importance`` (not comparable between groups if that
+    normalises within each). ``levels``: at most so many widths are offered per group at once; ``rounds``: at most so
+    many integer programs. ``gap``: relative optimality gap at which the solver stops. Importance is that of the dense
+    network as it is, so ``statistics`` are the stored ones.
+    """
+
+    statistics: str = "stored"
+    importance: str = "taylor"
+    levels: int = 32
+    rounds: int = 60
+    gap: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Refuse a program without choices."""
+        super().__post_init__()
+        if self.importance not in ("taylor", "problem") or self.levels < 2 or self.rounds < 1:
+            raise DsaError(
+                "knapsack needs importance 'taylor' or 'problem', levels >= 2 and rounds >= 1; found "
+                f"{self.importance!r}, {self.levels} and {self.rounds}"
+            )
+
+
+@method("knapsack")
+def knapsack(problem: Problem) -> Proposal:
+    """Maximise the importance of the kept units with every cost, at the real widths, within its limit.
+
+    maximise sum_k I_k(w_k), I_k(w) the sum of the w largest importances of group k. The costs are linearised *between*
+    groups and exact *along* each: around the present widths p,
+
+        F_j(w) ~ F_j(p) + sum_k (F_j(p with w_k in place of p_k) - F_j(p)),
+
+    which is a multiple-choice knapsack with a binary variable for each width of each group. What it leaves out are
+    the products of two changes. So its solution is checked against the true costs: if it keeps the limits and is better
+    it becomes the new p; if it breaks one, that limit is tightened by what it was over and the program solved again;
+    after a few times the range around p in which widths may be chosen is halved. Ends when the range is empty:
+    no exchange of single steps helps any more. Options: importance, levels, rounds, gap, and those of evaluation.
+    """
+    options = read(problem, _Options, "knapsack")
+    limits = Limits(problem)
+    if limits.met:
+        return dense_proposal(problem)
+    importance = taylor_scores(problem, options) if options.importance == "taylor" else unit_scores(problem)
+    program = _Program(limits, importance, options)
+    position, rows = program.solve()
+    widths = program.widths(position)
+    return Proposal(widths / limits.sizes, problem.model, importance, pd.DataFrame(rows))
+
+
+class _Program:
+    """Configurations as positions in the lists of allowed widths."""
+
+    def __init__(self, limits: Limits, importance: list[Floats], options: _Options) -> None:
+        self.limits, self.options = limits, options
+        sums = [np.cumsum(np.sort(score)[::-1]) for score in importance]
+        self.worth = [s[w - 1] for s, w in zip(sums, limits.allowed, strict=True)]
+        self.last = np.array([w.size - 1 for w in limits.allowed])
+
+    def widths(self, position: Ints) -> Ints:
+        return np.array([w[p] for w, p in zip(self.limits.allowed, position, strict=True)], np.int64)
+
+    def kept(self, position: Ints) -> float:
+        return float(sum(v[p] for v, p in zip(self.worth, position, strict=True)))
+
+    def costs(self, position: Ints) -> Floats:
+        return self.limits.values(self.widths(position) / self.limits.sizes)
+
+    def solve(self) -> tuple[Ints, list[dict[str, Any]]]:
+        present = self._start()
+        rows: list[dict[str, Any]] = []
+        radius = int(self.last.max())
+        slack, corrections = np.zeros(self.limits.limits.size), 0
+        while radius >= 1 and len(rows) < self.options.rounds:
+            found = self._step(present, radius, self.limits.limits - slack)
+            over = self.costs(found) - self.limits.limits if found is not None else slack
+            kept = self.kept(found) if found is not None else -np.inf
+            better = kept > self.kept(present) * (1.0 + 1e-12)
+            rows.append({"radius": radius, "kept": kept, "over": float((over / self.limits.limits).max())})
+            if found is not None and better and (over <= 0.0).all():
+                present = found
+            elif found is not None and better and corrections < _CORRECTIONS:
+                slack, corrections = slack + np.maximum(over, 0.0), corrections + 1
+                continue
+            else:
+                radius //= 2
+            slack, corrections = np.zeros_like(slack), 0
+        return present, rows
+
+    def _start(self) -> Ints:
+        """Uniform keep ratios, rounded down."""
+        alpha = self.limits.scaled(np.ones(self.limits.sizes.size))
+        wanted = alpha * self.limits.sizes * (1.0 + 1e-12)
+        pairs = zip(self.limits.allowed, wanted, strict=True)
+        return np.array([np.searchsorted(w, x, "right") - 1 for w, x in pairs], np.int64)
+
+    def _step(self, present: Ints, radius: int, bounds: Floats) -> Ints | None:
+        """The linearised program around ``present``; None where it has no solution."""
+        low, high = np.maximum(present - radius, 0), np.minimum(present + radius, self.last)
+        offers = [self._offers(int(a), int(p), int(b)) for a, p, b in zip(low, present, high, strict=True)]
+        owner = np.repeat(np.arange(len(offers)), [len(o) for o in offers])
+        choice = np.concatenate(offers)
+        trial = np.tile(self.widths(present), (choice.size, 1))
+        trial[np.arange(choice.size), owner] = [self.limits.allowed[k][p] for k, p in zip(owner, choice, strict=True)]
+        base = self.costs(present)
+        change = self.limits.values(trial / self.limits.sizes) - base
+        unit = np.maximum(np.abs(self.limits.limits), np.finfo(float).tiny)
+        worth = np.array([self.worth[k][p] for k, p in zip(owner, choice, strict=True)])
+        one = sparse.csr_array((np.ones(owner.size), (owner, np.arange(owner.size))))
+        result = milp(
+            -worth / max(float(worth.max()), 1e-300),
+            constraints=[
+                LinearConstraint(one, 1.0, 1.0),
+                LinearConstraint(change.T / unit[:, None], -np.inf, (bounds - base) / unit),
+            ],
+            integrality=np.ones(owner.size, np.int64),
+            bounds=Bounds(0.0, 1.0),
+            options={"mip_rel_gap": self.options.gap},
+        )
+        if result.x is None:
+            return None
+        picked = np.flatnonzero(result.x > 0.5)
+        position = present.copy()
+        position[owner[picked]] = choice[picked]
+        return position
+
+    def _offers(self, low: int, present: int, high: int) -> Ints:
+        """At most ``levels`` positions from low to high, the ends and the present one among them."""
+        even = np.linspace(low, high, min(self.options.levels, high - low + 1)).round().astype(np.int64)
+        return np.union1d(even, [present]).astype(np.int64)
+
+
+def taylor_scores(problem: Problem, options: Evaluation) -> list[Floats]:
+    """Squared first-order change of the loss when a unit goes: the mean over batches of (dL/dm_u)^2 at masks of 1.
+
+    Made-up inputs have the dense outputs as target, where the gradient is 0. There the second order counts, which in
+    Gauss-Newton's form is the mean square of d(v . outputs)/dm_u over random signs v.
+    """
+    evaluator = Evaluator(problem, problem.model, unit_scores(problem), options)
+    for parameter in evaluator.model.parameters():
+        parameter.requires_grad_(False)
+    generator = torch.Generator().manual_seed(problem.seed)
+    sums = [np.zeros(size) for size in problem.groups.sizes.tolist()]
+    for inputs, target in evaluator.batches:
+        masks = [torch.ones(size, requires_grad=True) for size in problem.groups.sizes.tolist()]
+        with torch.enable_grad(), evaluator.running(masks):
+            loss = _projected(evaluator, inputs, generator) if evaluator.synthetic else evaluator.loss(inputs, target)
+            slopes = torch.autograd.grad(loss, masks, allow_unused=True)
+        for total, slope in zip(sums, slopes, strict=True):
+            if slope is not None:
+                total += slope.double().cpu().numpy() ** 2
+    if not any(total.any() for total in sums):
+        raise DsaError(
+            "the loss has no gradient at the dense network, so Taylor importances are all 0 (are the targets its own "
+            "outputs?): give labels, no data at all, or options={'importance': 'problem'}"
+        )
+    return sums
+
+
+def _projected(evaluator: Evaluator, inputs: Any, generator: torch.Generator) -> torch.Tensor:
+    args, kwargs = as_inputs(inputs)
+    parts = []
+    for y in torch.utils._pytree.tree_leaves(evaluator.model(*args, **kwargs)):
+        if isinstance(y, torch.Tensor) and y.is_floating_point():
+            signs = torch.randint(0, 2, y.shape, generator=generator) * 2 - 1
+            scale = y.detach().float().std(correction=0).clamp(min=torch.finfo(torch.float32).tiny)
+            parts.append((y.float() * signs.to(y.device)).mean() / scale)
+    return torch.stack(parts).sum()

@@ -1,0 +1,96 @@
+"""A proposal on disk: the slow part of an allocation, kept so that the same call goes on after an interruption.
+
+The file holds tensors and text and is read with ``weights_only``; a file of another problem is not used.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import logging
+import pickle
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from dsa_hw.methods.registry import Problem, Proposal, solve
+from dsa_hw.pipeline.certificate import describe
+
+if TYPE_CHECKING:
+    from budgets import Budget
+
+__all__ = ["proposal_of"]
+
+_log = logging.getLogger(__name__)
+
+
+def proposal_of(problem: Problem, method: str, budgets: Sequence[Budget], folder: Path | None) -> Proposal:
+    """What the method proposes; in a folder it is kept, so that an interrupted call does not train again."""
+    if folder is None:
+        return solve(problem, method)
+    path, key = folder / "proposal.pt", _key(problem, method, budgets)
+    if path.exists() and (found := _kept(path, key, problem)) is not None:
+        _log.info("the allocation in %s is continued", path)
+        return found
+    unfinished = folder / f"allocating-{key[:12]}"
+    made = solve(replace(problem, folder=unfinished), method)
+    scores = None if made.importance is None else [torch.as_tensor(np.asarray(s, np.float64)) for s in made.importance]
+    content = {
+        "key": key,
+        "alpha": torch.from_numpy(made.alpha),
+        "weights": made.model.state_dict(),
+        "importance": scores,
+        "history": made.history.to_json(orient="split"),
+    }
+    partial = path.with_name(path.name + ".partial")
+    torch.save(content, partial)
+    partial.replace(path)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    return made
+
+
+def _kept(path: Path, key: str, problem: Problem) -> Proposal | None:
+    """A proposal of the same problem, None where the file is of another one or damaged."""
+    try:
+        content = torch.load(path, weights_only=True)
+        if content["key"] != key:
+            return None
+        model = copy.deepcopy(problem.model)
+        model.load_state_dict(content["weights"])
+        scores = content["importance"]
+        history = pd.read_json(io.StringIO(content["history"]), orient="split")
+        return Proposal(
+            content["alpha"].numpy(), model, None if scores is None else [s.numpy() for s in scores], history
+        )
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        _log.warning("%s cannot be used (%s); the allocation starts again", path, error)
+        return None
+
+
+def _named(importance: Any) -> str:
+    return importance if isinstance(importance, str) else getattr(importance, "__qualname__", repr(importance))
+
+
+def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
+    """What a proposal depends on; the data themselves cannot be hashed, only whether there are any."""
+    about = {
+        "method": method,
+        "budgets": [describe(b) for b in budgets],
+        "limits": [f"{limit:.6g}" for limit in problem.limits],
+        "least": [f"{ratio:.6g}" for ratio in problem.least],
+        "fingerprint": problem.groups.fingerprint,
+        "settings": [_named(problem.importance), problem.minimum, problem.epochs, problem.seed, repr(problem.options)],
+        "data": [problem.train is not None, problem.val is not None],
+    }
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for tensor in problem.model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else b"")
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""DSA: differentiable sparsity allocation (Ning et al., ECCV 2020)."""

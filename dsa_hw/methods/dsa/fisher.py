@@ -1,0 +1,72 @@
+"""Which channels matter to the task: the Fisher information of their masks.
+
+With masks m on the units, all 1, removing unit u changes the loss by about -g_u + h_u / 2, where g_u = dL/dm_u. Near a
+minimum the mean of g_u is small and, by Fisher's identity, the curvature h_u is about the mean of g_u^2 over examples.
+So the mean square of the mask's gradient ranks units by what their removal costs, from first derivatives alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dsa_hw.channels import ChannelGroups, masked
+from dsa_hw.channels.importance import scores
+from dsa_hw.channels.trace import evaluating
+from dsa_hw.training.finetune import Loss, checked_loss, device_of, on_device, precise
+
+__all__ = ["fisher"]
+
+_log = logging.getLogger(__name__)
+# Gradients of a whole batch average the examples' differences away; parts of about 32 keep most of them.
+_PART = 32
+
+
+def fisher(
+    model: nn.Module, groups: ChannelGroups, batches: Iterable[Any], loss: Loss, *, precision: str = "fp32"
+) -> list[NDArray[np.float64]]:
+    """Mean of (dL/dm_u)^2 over parts of the batches (inputs, targets): K arrays (C_k,). The model stays as it is.
+
+    Comparable within a group. A group whose masks have no gradient at all (the targets are the dense network's own
+    outputs, say) takes |gamma| instead, with a warning.
+    """
+    sizes, device = groups.sizes.tolist(), device_of(model)
+    sums, count = [np.zeros(size) for size in sizes], 0
+    with evaluating(model):
+        for batch in batches:
+            for part in _parts(on_device(batch, device)):
+                masks = [torch.ones(size, device=device, requires_grad=True) for size in sizes]
+                with torch.enable_grad(), masked(model, groups, masks), precise(precision, device):
+                    slopes = torch.autograd.grad(checked_loss(model, part, loss), masks, allow_unused=True)
+                for total, slope in zip(sums, slopes, strict=True):
+                    if slope is not None:
+                        total += slope.double().cpu().numpy() ** 2
+                count += 1
+    silent = [name for name, total in zip(groups.names, sums, strict=True) if not total.any()]
+    if not silent:
+        return [total / count for total in sums]
+    _log.warning("the loss has no gradient at the masks of %s: their units are ranked by |gamma|", ", ".join(silent))
+    fallback = scores(model, groups, "gamma")
+    return [total / count if total.any() else other for total, other in zip(sums, fallback, strict=True)]
+
+
+def _parts(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The batch in interleaved parts of about `_PART` examples."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
+    size = len(leaves[0]) if leaves else 1
+    number = max(1, size // _PART)
+
+    def taken(first: int) -> Any:
+        def take(leaf: Any) -> Any:
+            return leaf[first::number] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
+
+        return tree_map(take, batch)
+
+    return (taken(first) for first in range(number))

@@ -1,0 +1,275 @@
+"""Keep ratios -> integer widths that the device likes, never above a budget.
+
+The allowed widths of group k are the multiples of its grid g_k and its full width C_k. Each keep ratio lies between
+two of them; which of the two to take is a knapsack: maximise the kept importance with every cost, *predicted at the
+real widths*, within its limit. Whatever the budgets then still allow is given back (channels that cost nothing
+first). The costs are evaluated in batches, so a search over pairs of groups is a few thousand rows of one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
+from dsa_hw.methods.dsa.admm import Cost
+
+__all__ = ["allowed_widths", "narrowest", "round_widths"]
+
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+# Up to this many combinations of the two neighbours are all tried.
+_ENUMERATE = 16384
+_ROUNDS = 200
+_KICKS = 40
+
+
+def round_widths(
+    alpha: ArrayLike,
+    sizes: ArrayLike,
+    costs: Sequence[Cost],
+    limits: Sequence[float],
+    grid: ArrayLike | None = None,
+    importance: Sequence[ArrayLike] | None = None,
+    minimum: ArrayLike | None = None,
+) -> _Ints:
+    """Widths (K,) near ``alpha * sizes`` that keep every limit.
+
+    ``alpha`` (K,) keep ratios; ``sizes`` (K,) the full widths C_k; ``costs`` and ``limits`` in the same units; ``grid``
+    a step per group, 1 if not given; ``importance`` K vectors of the channels' importances (C_k,), comparable
+    between groups; ``minimum`` smallest keep ratio, a number or (K,).
+
+    Without ``importance`` the kept importance of group k is alpha_k dF/dalpha_k log(width): the concave function for
+    which ``alpha`` itself is the best allocation of its cost, so that moving away from it is what costs.
+    Deterministic. Raises ``InfeasibleBudgetError`` where the smallest allowed widths are over a limit.
+    """
+    problem = _Problem(alpha, sizes, costs, limits, grid, importance, minimum)
+    return problem.widths(problem.top_up(problem.round()))
+
+
+class _Problem:
+    """The allowed widths of each group as a list; a configuration is K positions in these lists."""
+
+    def __init__(
+        self,
+        alpha: ArrayLike,
+        sizes: ArrayLike,
+        costs: Sequence[Cost],
+        limits: Sequence[float],
+        grid: ArrayLike | None,
+        importance: Sequence[ArrayLike] | None,
+        minimum: ArrayLike | None,
+    ) -> None:
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+        self.alpha = np.asarray(alpha, dtype=np.float64)
+        count = self.sizes.size
+        if self.sizes.shape != (count,) or count == 0 or self.sizes.min() < 1 or self.alpha.shape != (count,):
+            raise WidthError(
+                f"A keep ratio and a size of at least 1 are needed per group; found shapes {self.alpha.shape} and "
+                f"{self.sizes.shape}."
+            )
+        if not ((self.alpha >= 0.0) & (self.alpha <= 1.0)).all():
+            raise WidthError(f"Keep ratios must lie in [0, 1]; found {self.alpha.min()} to {self.alpha.max()}.")
+        if not costs or len(costs) != len(limits):
+            raise BudgetError(f"Each budget needs a cost and a limit; found {len(costs)} and {len(limits)}.")
+        self.costs, self.limits = tuple(costs), np.array([float(limit) for limit in limits])
+        steps = np.ones(count, np.int64) if grid is None else np.broadcast_to(np.asarray(grid, np.int64), (count,))
+        least = np.broadcast_to(np.asarray(0.0 if minimum is None else minimum, np.float64), (count,))
+        if steps.min() < 1 or not ((least >= 0.0) & (least <= 1.0)).all():
+            raise WidthError(f"The grid must be >= 1 and minima in [0, 1]; found {steps.min()} and {least.tolist()}.")
+        rows = zip(self.sizes, steps, least, strict=True)
+        self.allowed = [allowed_widths(int(size), int(step), float(low)) for size, step, low in rows]
+        self.table = _padded(self.allowed)
+        self.last = np.array([len(widths) - 1 for widths in self.allowed])
+        self.worth = _padded(self._worth(importance))
+        # Cost per limit at alpha = 1 would do as well; what counts is that several budgets become comparable.
+        self.unit = np.maximum(np.abs(self.limits), np.finfo(float).tiny)
+
+    def _worth(self, importance: Sequence[ArrayLike] | None) -> list[_Floats]:
+        """Kept importance at every allowed width of every group."""
+        if importance is None:
+            at = np.clip(self.alpha, 1.0 / self.sizes, 1.0)
+            slopes = np.stack([np.asarray(cost.gradient(at), np.float64) for cost in self.costs])
+            scale = (np.maximum(slopes, 0.0) / np.abs(self.limits)[:, None]).sum(0) * at
+            # A group that costs nothing still prefers its channels.
+            scale = np.maximum(scale, 1e-6 * max(float(scale.max()), np.finfo(float).tiny))
+            return [s * np.log(widths) for s, widths in zip(scale, self.allowed, strict=True)]
+        vectors = [np.sort(np.asarray(vector, np.float64).reshape(-1))[::-1] for vector in importance]
+        found = [vector.size for vector in vectors]
+        if found != self.sizes.tolist() or not all(np.isfinite(v).all() and v.min() >= 0.0 for v in vectors):
+            raise WidthError(
+                f"Importances must be finite, non-negative and of lengths {self.sizes.tolist()}; found {found}."
+            )
+        return [np.cumsum(v)[widths - 1] for v, widths in zip(vectors, self.allowed, strict=True)]
+
+    def widths(self, position: _Ints) -> _Ints:
+        """Widths (..., K) of positions (..., K)."""
+        return np.asarray(self.table[np.arange(self.sizes.size), position], np.int64)
+
+    def kept(self, position: _Ints) -> _Floats:
+        """Kept importance (...) of positions (..., K)."""
+        return np.asarray(self.worth[np.arange(self.sizes.size), position].sum(-1))
+
+    def predict(self, position: _Ints) -> _Floats:
+        """Costs (..., J) at the real widths of positions (..., K)."""
+        ratios = torch.from_numpy(self.widths(position) / self.sizes)
+        with torch.no_grad():
+            return np.stack([np.asarray(cost.value(ratios), np.float64) for cost in self.costs], -1)
+
+    def keeps(self, cost: _Floats) -> NDArray[np.bool_]:
+        """Whether costs (..., J) are within the limits (...)."""
+        return np.asarray((cost <= self.limits).all(-1))
+
+    def round(self) -> _Ints:
+        """The best choice between the two allowed neighbours of every keep ratio."""
+        wanted = self.alpha * self.sizes
+        # A keep ratio that came from a width is that width: do not let the last bit push it down.
+        low = np.array([max(np.searchsorted(w, x * (1 + 1e-12), "right") - 1, 0) for w, x in self._pairs(wanted)])
+        high = np.array([min(np.searchsorted(w, x * (1 - 1e-12), "left"), len(w) - 1) for w, x in self._pairs(wanted)])
+        low = self._shrink_to_fit(low)
+        open_groups = np.flatnonzero(high > low)
+        if 2**open_groups.size <= _ENUMERATE and int((high - low).max()) <= 1:
+            bits = np.arange(2**open_groups.size)[:, None] >> np.arange(open_groups.size) & 1
+            choices = np.tile(low, (len(bits), 1))
+            choices[:, open_groups] += bits
+            return self._best(choices)
+        return self._search(low, high)
+
+    def _search(self, low: _Ints, high: _Ints) -> _Ints:
+        """Local search from several greedy starts, then from kicked copies of the best; the numbers are seeded."""
+        prices = [None, *np.eye(len(self.costs))] if len(self.costs) > 1 else [None]
+        found = [self._exchange(self._fill(low, high, price), low, high) for price in prices]
+        best = max(found, key=lambda position: float(self.kept(position)))
+        rng = np.random.default_rng(0)
+        movable = np.flatnonzero(high > low)
+        for _ in range(_KICKS):
+            kicked = best.copy()
+            groups = rng.choice(movable, size=min(6, movable.size), replace=False)
+            kicked[groups] = low[groups] + high[groups] - kicked[groups]
+            raised = rng.permutation(np.flatnonzero(kicked > low))
+            while not self.keeps(self.predict(kicked)):
+                kicked[raised[0]], raised = low[raised[0]], raised[1:]
+            kicked = self._exchange(self._fill(kicked, high), low, high)
+            if float(self.kept(kicked)) > float(self.kept(best)):
+                best = kicked
+        return best
+
+    def _pairs(self, wanted: _Floats) -> list[tuple[_Ints, float]]:
+        return list(zip(self.allowed, wanted.tolist(), strict=True))
+
+    def top_up(self, position: _Ints) -> _Ints:
+        """Give back what the budgets still allow, the best kept importance per cost first; free channels are best."""
+        return self._fill(position, self.last)
+
+    def _best(self, choices: _Ints) -> _Ints:
+        cost = self.predict(choices)
+        good = np.flatnonzero(self.keeps(cost))
+        worth, used = self.kept(choices[good]), (cost[good] / self.unit).max(-1)
+        order = np.lexsort((used, -worth))  # of equally good ones the cheapest
+        return np.asarray(choices[good[order[0]]])
+
+    def _fill(self, position: _Ints, high: _Ints, weights: _Floats | None = None) -> _Ints:
+        """Raise one group at a time while a raise keeps the limits: most kept importance per cost first.
+
+        With several budgets the cost is the largest of them, or the sum with ``weights`` (J,), in units of the limits.
+        """
+        position = position.copy()
+        here = self.predict(position)
+        while True:
+            groups, jumps = self._raises(position, high)
+            if groups.size == 0:
+                return position
+            trial = np.tile(position, (groups.size, 1))
+            trial[np.arange(groups.size), groups] += jumps
+            cost = self.predict(trial)
+            fits = self.keeps(cost)
+            if not fits.any():
+                return position
+            gain = self.kept(trial) - self.kept(position)
+            more = (cost - here) / self.unit
+            price = np.maximum(more.max(-1) if weights is None else more @ weights, 0.0)
+            score = np.where(fits, gain / np.maximum(price, 1e-15), -np.inf)
+            pick = int(np.lexsort((groups, -jumps, -score))[0])
+            position, here = trial[pick], cost[pick]
+
+    def _raises(self, position: _Ints, high: _Ints) -> tuple[_Ints, _Ints]:
+        """Groups that can be raised, by one allowed width or (a staircase may be cheaper farther up) by two."""
+        pairs = [(k, j) for j in (1, 2) for k in range(self.sizes.size) if position[k] + j <= high[k]]
+        return np.array([k for k, _ in pairs], np.int64), np.array([j for _, j in pairs], np.int64)
+
+    def _exchange(self, position: _Ints, low: _Ints, high: _Ints) -> _Ints:
+        """Local search: move one or two groups within their range while that is better."""
+        for _ in range(_ROUNDS):
+            flip = np.where(position > low, -1, np.where(high > position, 1, 0))
+            movable = np.flatnonzero(flip)
+            first, second = np.triu_indices(movable.size, 0)
+            # A pair with two falls cannot be better; one with a rise can.
+            useful = (flip[movable[first]] > 0) | (flip[movable[second]] > 0)
+            first, second = first[useful], second[useful]
+            if first.size == 0:
+                break
+            trial = np.tile(position, (first.size, 1))
+            rows = np.arange(first.size)
+            trial[rows, movable[first]] += flip[movable[first]]
+            different = first != second
+            trial[rows[different], movable[second[different]]] += flip[movable[second[different]]]
+            gain = self.kept(trial) - self.kept(position)
+            better = np.flatnonzero(gain > 1e-12 * abs(float(self.kept(position))))
+            better = better[np.argsort(-gain[better], kind="stable")]
+            fits = self.keeps(self.predict(trial[better])) if better.size else np.zeros(0, bool)
+            if not fits.any():
+                break
+            position = trial[better[int(fits.argmax())]]
+        return position
+
+    def _shrink_to_fit(self, position: _Ints) -> _Ints:
+        """Lower groups, least kept importance per saved cost first, until every limit is kept."""
+        position = position.copy()
+        while True:
+            here = self.predict(position)
+            if self.keeps(here):
+                return position
+            groups = np.flatnonzero(position > 0)
+            if groups.size == 0:
+                self._infeasible(here)
+            trial = np.tile(position, (groups.size, 1))
+            trial[np.arange(groups.size), groups] -= 1
+            over = here > self.limits
+            saved = ((here - self.predict(trial)) / self.unit)[:, over].sum(-1)
+            lost = self.kept(position) - self.kept(trial)
+            # Where nothing saves anything (the flat part of a staircase) all are lowered in turn, widest first.
+            score = np.where(saved > 0.0, lost / np.maximum(saved, 1e-300), 1e300 - self.widths(position)[groups])
+            position = trial[int(np.argmin(score))]
+
+    def _infeasible(self, smallest: _Floats) -> None:
+        j = int(np.argmax((smallest - self.limits) / self.unit))
+        raise InfeasibleBudgetError(
+            f"Budget {j} is {self.limits[j]:.6g}, but the smallest widths that the grid and the minimum allow cost "
+            f"{smallest[j]:.6g}. Ask for at least that, or allow smaller widths.",
+            smallest=float(smallest[j]),
+        )
+
+
+def allowed_widths(size: int, step: int, least: float) -> _Ints:
+    """Multiples of ``step`` and the full width, at least one channel and ``least * size`` (rounded up)."""
+    bottom = max(1, int(np.ceil(least * size * (1.0 - 1e-12))))
+    widths = np.arange(step, size + 1, step, dtype=np.int64)
+    return np.union1d(widths[widths >= bottom], [size]).astype(np.int64)
+
+
+def narrowest(sizes: _Ints, grid: ArrayLike | None, minimum: float) -> _Ints:
+    """The smallest allowed width of every group (K,). No network is narrower, so no keep ratio should be."""
+    steps = np.broadcast_to(np.asarray(1 if grid is None else grid, np.int64), sizes.shape)
+    pairs = zip(sizes.tolist(), steps.tolist(), strict=True)
+    return np.array([allowed_widths(size, step, minimum)[0] for size, step in pairs], np.int64)
+
+
+def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
+    for k, row in enumerate(rows):
+        table[k, : len(row)] = row
+    return table

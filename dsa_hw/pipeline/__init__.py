@@ -1,0 +1,1 @@
+"""Budget in, certified network out."""

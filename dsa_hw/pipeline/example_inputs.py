@@ -1,0 +1,91 @@
+"""Example inputs, given or inferred from the first layer by running the network. Nothing is guessed in silence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsa_hw.errors import ModelError
+
+__all__ = ["example_for"]
+
+_log = logging.getLogger(__name__)
+
+_SIDES = (224, 32, 28, 64, 96, 128, 299, 256, 16, 8)
+# Networks for photographs halve the picture five times on the way to the last convolution; those for 32 x 32 at most
+# three times, and at 224 they would be timed at a size that nobody uses them at.
+_FEW_HALVINGS = 8
+
+
+def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
+    """``example_inputs`` as a tuple, or one made for the first layer of ``model``, logged as a warning."""
+    if example_inputs is not None:
+        from profilers.networks.builder import as_inputs
+
+        return as_inputs(example_inputs)
+    first = next(_layers(model), None)
+    if isinstance(first, nn.Linear):
+        shapes: list[tuple[int, ...]] = [(1, first.in_features)]
+    elif isinstance(first, nn.Conv2d):
+        shapes = [(1, first.in_channels, side, side) for side in _SIDES]
+    else:
+        kind = "no layer with weights" if first is None else f"a {type(first).__name__} as its first layer"
+        raise ModelError(
+            f"the shape of the input cannot be inferred: the network has {kind}. Give example_inputs=, a tensor or a "
+            "tuple of tensors as the network takes them"
+        )
+    for shape in shapes:
+        example = _made(model, shape)
+        smallest = _smallest_map(model, example)
+        if smallest is None:
+            continue
+        if shape[-1] == 224 and 224 / smallest <= _FEW_HALVINGS:
+            small = _made(model, (*shape[:2], 32, 32))
+            example = small if _smallest_map(model, small) is not None else example
+        _log.warning(
+            "no example_inputs: %s is assumed, from the first layer; give example_inputs= for another size",
+            "x".join(map(str, example.shape)),
+        )
+        return (example,)
+    tried = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    raise ModelError(f"the network takes none of the inputs tried ({tried}); give example_inputs=")
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            yield module
+
+
+def _made(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    parameter = next(model.parameters())
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return noise.to(parameter.device, parameter.dtype)
+
+
+def _smallest_map(model: nn.Module, example: Tensor) -> float | None:
+    """Run the network; the smallest side of a convolution's output (1 counts not), None where it does not run."""
+    sides = [float(example.shape[-1])]
+
+    def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[-1] > 1:
+            sides.append(float(output.shape[-1]))
+
+    handles = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(example)
+    except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+        return None
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes:
+            module.training = mode
+    return min(sides)

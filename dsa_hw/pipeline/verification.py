@@ -1,0 +1,135 @@
+"""Check a certificate again: is the promise still kept, on this machine, today?"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dsa_hw.channels.plan import Plan, apply_plan
+from dsa_hw.errors import ModelError, PlanError
+from dsa_hw.pipeline.certificate import Certificate, budget_of, entry_of
+from dsa_hw.pipeline.meters import DENSE, gauge_for
+
+if TYPE_CHECKING:
+    from profilers import Protocol
+    from profilers.targets import Target
+
+__all__ = ["Recheck", "plan_inputs", "pruned", "recheck"]
+
+_DEVICE = ("cpu", "cores", "system", "target", "gpu", "device")
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """The certificate ``then`` and ``now``; what of the device and of the versions changed in between, in words."""
+
+    then: Certificate
+    now: Certificate
+    device: str
+    versions: str
+
+    @property
+    def same_device(self) -> bool:
+        """Whether it was measured on what looks like the same device."""
+        return not self.device
+
+    def __str__(self) -> str:
+        answer = {"MET": "still holds", "NOT MET": "does not hold any more"}.get(self.now.verdict, "cannot be told")
+        if self.then.verdict != "MET" and self.now.verdict != "MET":
+            answer = {"NOT MET": "does not hold (nor did it when it was made)"}.get(self.now.verdict, answer)
+        lines = [f"The promise of {self.then.date} {answer}" + ("." if self.same_device else ", on another device.")]
+        for before, after in zip(self.then.entries, self.now.entries, strict=True):
+            lines += [f"  then: {before}", f"  now:  {after}"]
+        if self.device:
+            lines.append(f"  another device: {self.device}")
+        if self.versions:
+            lines.append(f"  changed since: {self.versions}")
+        return "\n".join(lines)
+
+
+def recheck(
+    plan: Plan | str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    example_inputs: Any = None,
+    target: str | Target | None = None,
+    protocol: Protocol | None = None,
+    weights: Mapping[str, Any] | None = None,
+    time_limit: float = 60.0,
+    seed: int = 0,
+) -> Recheck:
+    """Measure the network of ``plan`` beside the dense ``model`` again, for every budget of its certificate.
+
+    ``weights`` (a state dict of the small network) make it the shipped one; time does not depend on them. ``target``
+    replaces the one that the certificate names.
+    """
+    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    then = Certificate.from_dict(plan.certificate)
+    inputs = plan_inputs(plan, model, example_inputs)
+    small = pruned(model, plan, inputs, weights)
+    entries, device, versions = [], [], []
+    for entry in then.entries:
+        budget = budget_of(entry.budget)
+        place = None if hasattr(budget, "cost") else _target(target or entry.target)
+        gauge = gauge_for(budget, place, inputs, protocol, seed)
+        found = gauge.read({DENSE: model, "pruned": small}, time_limit)
+        entries.append(entry_of(budget, gauge, entry.predicted, entry.limit, found["pruned"], found[DENSE]))
+        if entry.environment:
+            here = dict(gauge.environment)
+            changed = {
+                key: f"{key} {entry.environment.get(key, 'absent')} -> {here.get(key, 'absent')}"
+                for key in dict.fromkeys((*entry.environment, *here))
+                if entry.environment.get(key) != here.get(key)
+            }
+            device += [text for key, text in changed.items() if key in _DEVICE]
+            versions += [text for key, text in changed.items() if key not in _DEVICE]
+    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions)
+    return Recheck(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)))
+
+
+def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
+    """The given inputs, or random ones of the shapes that the plan was made for."""
+    if example_inputs is not None:
+        from profilers.networks.builder import as_inputs
+
+        return as_inputs(example_inputs)
+    parameter = next(iter(model.parameters()), torch.empty(0))
+    source = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(s, generator=source).to(parameter.device, parameter.dtype) for s in plan.inputs)
+
+
+def pruned(
+    model: nn.Module, plan: Plan, inputs: tuple[Any, ...], weights: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """The network of ``plan``, with ``weights`` (those of the small network) where they are given."""
+    small = apply_plan(model, plan, inputs)
+    if weights is not None:
+        try:
+            small.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ModelError(
+                f"the weights do not fit the pruned network ({' '.join(str(error).split())[:200]}); give the model.pt "
+                "that was saved with this plan"
+            ) from error
+    return small
+
+
+def _target(wanted: str | Target) -> Target:
+    """A target from its name or from its title, ``"onnxruntime/cpu fp32 x1"``."""
+    from profilers.targets import resolve
+
+    if not isinstance(wanted, str):
+        return resolve(wanted)
+    name, *rest = wanted.split()
+    try:
+        threads = next((int(part[1:]) for part in rest if part[:1] == "x"), 1)
+    except ValueError as error:
+        raise PlanError(f"the certificate's target {wanted!r} cannot be read; name one with --target") from error
+    precision = next((part for part in rest if part in ("fp32", "fp16")), "fp32")
+    return resolve(name, precision=precision, threads=threads)

@@ -1,0 +1,175 @@
+"""From keep ratios to widths that use a budget up, although the model that gave the keep ratios is somewhat wrong.
+
+There are two kinds of costs here. ``models`` have gradients and say in which direction to go; corrected ``costs`` know
+what was measured and say how far. The limits of the models are moved until the *rounded* network's corrected cost is
+right, so the way has one dimension, and the networks on it are as near to the keep ratios as rounding allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logit
+
+from dsa_hw.errors import InfeasibleBudgetError
+from dsa_hw.methods.dsa.admm import Admm, Cost, Valued
+from dsa_hw.methods.rounding import narrowest, round_widths
+from dsa_hw.pipeline.constraints import predict
+
+__all__ = ["Way", "project"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_TRIES = 8  # limits that an approach tries
+_MANY = 64  # groups: so many round well by themselves, and their pairs are too many to try
+
+
+def project(alpha: Floats, costs: Sequence[Cost], limits: Floats, least: Floats) -> Floats:
+    """The keep ratios nearest to ``alpha`` (K,), none below ``least`` (K,), that use the limits up.
+
+    By the projection of the allocation itself.
+    """
+    admm = Admm(costs, limits.tolist(), alpha.size, pace=1, minimum=least)
+    admm.state.z = logit(np.clip(alpha, np.maximum(least, 1e-6), 1 - 1e-6))
+    return admm.keep_ratios
+
+
+class Way:
+    """The networks near ``alpha`` (K,), from the narrowest to the dense one; J ``models``, ``grid`` (K,) steps."""
+
+    def __init__(self, alpha: Floats, sizes: Ints, models: Sequence[Cost], grid: Ints, minimum: float = 0.05) -> None:
+        self.alpha, self.sizes, self.models, self.grid, self.minimum = alpha, sizes, models, grid, minimum
+        self.least = narrowest(sizes, grid, minimum)
+
+    def at(self, limits: Floats) -> Ints:
+        """Widths (K,) at limits (J,) on the models."""
+        near = self._project(limits)
+        return round_widths(near, self.sizes, self.models, limits.tolist(), self.grid, minimum=self.minimum)
+
+    def approach(self, costs: Sequence[Valued], aims: Floats, enough: float) -> Ints:
+        """Widths (K,) whose ``costs`` are within the ``aims`` (J,) and, if there are any, use ``enough`` of one.
+
+        Raises ``InfeasibleBudgetError`` where the narrowest network is not within the aims.
+        """
+        narrow = predict(costs, self.least, self.sizes)
+        if (narrow > aims).any():
+            worst = int(np.argmax(narrow / aims))
+            raise InfeasibleBudgetError(
+                f"Budget {worst} is {aims[worst]:.6g}, but the narrowest network costs {narrow[worst]:.6g}.",
+                smallest=float(narrow[worst]),
+            )
+        bottom = predict(self.models, self.least, self.sizes) * (1 + 1e-9)
+        point = torch.from_numpy(self._project(np.maximum(aims, bottom)))
+        with torch.no_grad():
+            ratios = [float(m.value(point) / c.value(point)) for m, c in zip(self.models, costs, strict=True)]
+        limits, low, high, scale = aims * np.array(ratios), 0.0, np.inf, 1.0
+        best, used = self.least, float((narrow / aims).max())
+        for _ in range(_TRIES):
+            widths = self.at(np.maximum(scale * limits, bottom))
+            share = float((predict(costs, widths, self.sizes) / aims).max())
+            if used < share <= 1.0:
+                best, used = widths, share
+            if enough <= share <= 1.0 or (widths == (self.sizes if share <= 1.0 else self.least)).all():
+                break
+            # A secant step, as if cost were proportional to the limit, and halving where that leaves the bracket.
+            low, high = (scale, high) if share <= 1.0 else (low, scale)
+            scale *= 0.5 * (1.0 + enough) / share
+            if not low < scale < high:
+                scale = 0.5 * (low + high) if np.isfinite(high) else 1.02 * low
+        return self._fill(best, costs, aims, enough)
+
+    def beside(
+        self,
+        widths: Ints,
+        costs: Sequence[Valued],
+        aims: Floats,
+        window: tuple[float, float],
+        seen: Container[tuple[int, ...]],
+    ) -> Ints | None:
+        """A small change of ``widths`` (K,) that was not ``seen`` and uses a share of the aims within the ``window``.
+
+        Around the middle of the window, where an error to either side is forgiven; None where there is nothing.
+        """
+        if self.sizes.size > _MANY:
+            return None
+        rows = np.vstack([self._singles(widths, self.grid), self._pairs(widths)])
+        rows = rows[[tuple(row) not in seen for row in rows.tolist()]]
+        if not len(rows):
+            return None
+        use = self._use(rows, costs, aims)
+        middle, half = 0.5 * (window[0] + window[1]), 0.5 * (window[1] - window[0])
+        for allowed in (0.5 * half, half):
+            good = np.flatnonzero(np.abs(use - middle) <= allowed + 1e-9)
+            if good.size:
+                return np.asarray(rows[good[self._nearest(rows[good])]])
+        return None
+
+    def _project(self, limits: Floats) -> Floats:
+        return project(self.alpha, self.models, limits, self.least / self.sizes)
+
+    def _fill(self, widths: Ints, costs: Sequence[Valued], aims: Floats, enough: float) -> Ints:
+        """``widths``, changed a little so that they use ``enough`` of the aims.
+
+        First other widths on the grid (one group up, another one down), then a finer step for a single group. Off the
+        grid the device is slower than a model says; the next measurement tells.
+        """
+        best = float(self._use(widths, costs, aims))
+        steps = [self.grid] if self.sizes.size <= _MANY else []
+        while steps[-1:] and (steps[-1] > 1).any():
+            steps.append(np.maximum(steps[-1] // 2, 1))
+        start = widths
+        for number, step in enumerate(steps):
+            if best >= enough or (widths == self.sizes).all():
+                break
+            if number == 1:
+                start = widths  # from here on one group, and one only, leaves the grid
+            rows = self._singles(start, step) if number else self._pairs(start)
+            if len(rows):
+                found = self._use(rows, costs, aims)
+                good = np.flatnonzero(found >= enough)
+                pick = int(good[self._nearest(rows[good])]) if good.size else int(np.argmax(found))
+                if found[pick] > best:
+                    widths, best = rows[pick], float(found[pick])
+        return widths
+
+    def _use(self, rows: Ints, costs: Sequence[Valued], aims: Floats) -> Floats:
+        """How much of the aims configurations (..., K) use; -inf where one is exceeded."""
+        share = predict(costs, rows, self.sizes) / aims
+        return np.where((share <= 1).all(-1), share.max(-1), -np.inf)
+
+    def _nearest(self, rows: Ints) -> int:
+        """Which of the configurations (R, K) is nearest to the keep ratios, each group's distance relative to it."""
+        wanted = np.maximum(self.alpha * self.sizes, 1.0)
+        return int(np.argmin((np.log(rows / wanted) ** 2).sum(-1)))
+
+    def _pairs(self, widths: Ints) -> Ints:
+        """One group up by 1 to 3 steps and another one down by as many at most, all pairs, shape (R, K)."""
+        rows = []
+        for up in range(widths.size):
+            for raised in (1, 2, 3):
+                higher = widths[up] + raised * self.grid[up]
+                if higher > self.sizes[up]:
+                    break
+                for down in range(widths.size):
+                    for lowered in (1, 2, 3):
+                        lower = widths[down] - lowered * self.grid[down]
+                        if down == up or lower < self.least[down]:
+                            break
+                        row = widths.copy()
+                        row[up], row[down] = higher, lower
+                        rows.append(row)
+        return np.array(rows, np.int64).reshape(-1, widths.size)
+
+    def _singles(self, widths: Ints, step: Ints) -> Ints:
+        """Every larger width of one group, by its step up to below the full width, shape (R, K)."""
+        rows = []
+        for k in range(widths.size):
+            for width in range(int(widths[k]) + int(step[k]), int(self.sizes[k]), int(step[k])):
+                row = widths.copy()
+                row[k] = width
+                rows.append(row)
+        return np.array(rows, np.int64).reshape(-1, widths.size)

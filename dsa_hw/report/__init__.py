@@ -1,8 +1,0 @@
-"""The report of a comparison: what came out, in one sentence, tables and pictures, on one page by itself."""
-
-from __future__ import annotations
-
-from dsa_hw.report.findings import Findings
-from dsa_hw.report.page import render, write
-
-__all__ = ["Findings", "render", "write"]

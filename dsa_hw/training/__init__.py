@@ -1,0 +1,1 @@
+"""Training of weights: fine-tuning, batch-norm statistics, loaders, losses, metrics."""

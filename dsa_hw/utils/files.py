@@ -1,0 +1,95 @@
+"""Files: whole or not at all, hashes, and the folder of the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsa_hw.errors import DsaError
+from dsa_hw.utils.text import one_line
+
+__all__ = ["cache_folder", "sha256_of", "whole_file", "write_text"]
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str], error: type[DsaError] = DsaError) -> Iterator[Path]:
+    """Write a file whole or not at all.
+
+    The body writes to the temporary file that is yielded. It lies in the folder of ``path`` under an unpredictable
+    name. When the body succeeds, the file is flushed to the disk and takes the place of ``path``; otherwise it is
+    removed and ``path`` stays as it was. Permissions follow the umask.
+
+    Args:
+        path: The file to write. Its folder must exist.
+        error: The class to raise where the operating system refuses (no space, no permission, no folder).
+
+    Raises:
+        DsaError: The file cannot be written; of class ``error``.
+    """
+    path = Path(path)
+    temporary: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        _flush(temporary)
+        os.replace(temporary, path)
+        temporary = None
+        if os.name == "posix":
+            _flush(path.parent)
+    except OSError as reason:
+        raise error(f"Cannot write {path}: {one_line(reason.strerror or reason)}.") from reason
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str, error: type[DsaError] = DsaError) -> None:
+    """Write ``text`` as UTF-8 through `whole_file`."""
+    with whole_file(path, error) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder of this project; it need not exist.
+
+    The environment variable ``DSA_HW_CACHE`` names it; otherwise it is where the platform keeps caches.
+
+    Raises:
+        DsaError: The user has no home folder and ``DSA_HW_CACHE`` is not set.
+    """
+    if folder := os.environ.get("DSA_HW_CACHE"):
+        return Path(folder)
+    try:
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home())
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise DsaError("This user has no home folder. Set DSA_HW_CACHE to a folder that can be written.") from error
+    return base / "dsa_hw"
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

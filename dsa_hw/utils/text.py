@@ -1,0 +1,44 @@
+"""Text for messages: one line from anything, percentages, and lists of accepted values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["one_line", "percent", "unknown_name"]
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """Return ``text`` on one line of at most ``limit`` characters, without control characters.
+
+    An exception without a message gives the name of its class.
+
+    >>> one_line("cannot read\\n  the file")
+    'cannot read the file'
+    """
+    line = " ".join(str(text).split())
+    if not line and isinstance(text, BaseException):
+        line = type(text).__name__
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Format a share as a percentage.
+
+    >>> percent(0.0153)
+    '1.5%'
+    """
+    return f"{100 * share:.{digits}f}%"
+
+
+def unknown_name(what: str, name: str, available: Iterable[str]) -> str:
+    """Return the message for a name that is not among the available ones.
+
+    >>> unknown_name("method", "dsaa", ["dsa", "uniform"])
+    "Unknown method 'dsaa'. Did you mean 'dsa'? Available methods: dsa, uniform."
+    """
+    names = sorted(available)
+    close = get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"Unknown {what} {name!r}.{hint} Available {what}s: {', '.join(names)}."

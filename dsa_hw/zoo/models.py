@@ -1,0 +1,111 @@
+"""Models by name, as typed on the command line.
+
+``resnet18`` is torchvision's, ``resnet20`` one of our small ones for 32 x 32 images, ``timm/resnet50d`` timm's;
+``package.module:factory`` calls the user's own function, which returns a model or (model, example_inputs). Weights are
+random: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsa_hw.errors import MissingDependencyError, ModelError
+from dsa_hw.zoo.cifar import SMALL
+
+__all__ = ["load", "parse_shape"]
+
+_DEFAULT_SHAPE = (1, 3, 224, 224)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """``"1x3x224x224"`` -> (1, 3, 224, 224)."""
+    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
+        raise ModelError(
+            f"input shape {text!r}: write it as batch x channels x height x width, for example 1x3x224x224"
+        )
+    return tuple(int(n) for n in re.split("[x,]", text))
+
+
+def load(name: str, input_shape: Sequence[int] | None = None) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model in evaluation mode, and example inputs of ``input_shape`` (the model's own default if not given)."""
+    example: tuple[Any, ...] | None = None
+    if ":" in name:
+        made = _user_factory(name)()
+        if isinstance(made, tuple) and len(made) == 2:
+            made, given = made
+            example = given if isinstance(given, tuple) else (given,)
+        if not isinstance(made, nn.Module):
+            raise ModelError(
+                f"{name} returned a {type(made).__name__}: it must return a torch.nn.Module or (module, example_inputs)"
+            )
+        model = made
+    elif name.startswith("timm/"):
+        model, size = _timm(name.removeprefix("timm/"))
+        input_shape = input_shape or (1, *size)
+    elif name in SMALL:
+        model = SMALL[name]()
+        input_shape = input_shape or (1, 3, 32, 32)
+    else:
+        model, size = _torchvision(name)
+        input_shape = input_shape or (1, *size)
+    if input_shape is not None or example is None:
+        example = (torch.randn(tuple(input_shape or _DEFAULT_SHAPE), generator=torch.Generator().manual_seed(0)),)
+    return model.eval(), example
+
+
+def _torchvision(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    from dsa_hw.zoo.torchvision_compat import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise _unknown(name, [*known, *SMALL])
+    options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    side = 299 if name == "inception_v3" else 224
+    return torchvision.models.get_model(name, weights=None, **options), (3, side, side)
+
+
+def _timm(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    import dsa_hw.zoo.torchvision_compat  # noqa: F401  (timm imports torchvision)
+
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"model timm/{name} needs timm, which is not installed: pip install 'dsa-hw[timm]'"
+        ) from error
+    if not timm.is_model(name):
+        raise _unknown(f"timm/{name}", [f"timm/{n}" for n in timm.list_models()])
+    model = timm.create_model(name, pretrained=False)
+    return model, tuple(getattr(model, "default_cfg", {}).get("input_size", _DEFAULT_SHAPE[1:]))
+
+
+def _unknown(name: str, known: Sequence[str]) -> ModelError:
+    near = difflib.get_close_matches(name, known, 3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return ModelError(
+        f"no model is called {name!r}.{hint} Give a torchvision name, timm/NAME, or package.module:factory for your own"
+    )
+
+
+def _user_factory(name: str) -> Callable[[], Any]:
+    module_name, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: the user's own package in the current folder
+    try:
+        module = importlib.import_module(module_name)
+        factory = getattr(module, attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"model {name!r} cannot be imported ({error}): write it as package.module:factory") from error
+    if not callable(factory):
+        raise ModelError(
+            f"model {name!r} is a {type(factory).__name__}: it must be a function that returns a torch.nn.Module"
+        )
+    return factory

@@ -1,0 +1,1 @@
+"""LiteRT and Vela, run in an environment of their own."""

@@ -1,0 +1,251 @@
+"""The worker: converts, narrows, quantises, estimates and times LiteRT files on request.
+
+Runs in the environment that ``dsa-hw setup ethos-u`` makes, started by `profilers.litert.client.Worker`. One JSON
+object per
+line in, one out; arrays and networks are files (.npy, .pt2, .tflite) in the folder given on the command line. Whatever
+the libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # siblings as a package, and not this folder on the path: its names are common words
+    _folder = Path(__file__).resolve().parent
+    sys.path = [p for p in sys.path if Path(p or ".").resolve() != _folder]
+    _spec = importlib.util.spec_from_file_location(
+        "dsa_hw_workers", _folder / "__init__.py", submodule_search_locations=[str(_folder)]
+    )
+    assert _spec is not None
+    assert _spec.loader is not None
+    sys.modules["dsa_hw_workers"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["dsa_hw_workers"])
+    __package__ = "dsa_hw_workers"
+
+import numpy as np
+
+from .narrow import CannotNarrowError, Template
+from .vela import VelaError, estimate
+
+__all__ = ["Service", "main"]
+
+_SIGNATURE = "serving_default"
+
+
+class RefusedError(Exception):
+    """What was asked cannot be done with this network; the message says why."""
+
+
+class Service:
+    """The requests, one method each; files are named by the caller and lie in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._templates: dict[str, Template] = {}
+        self._interpreters: dict[str, Any] = {}
+
+    def convert(self, program: str, model: str, shapes: list[list[int]]) -> dict[str, Any]:
+        """``program`` (.pt2) -> ``model`` (.tflite, float32, images channel-last), kept as a template too."""
+        import litert_torch
+        import torch
+
+        with zipfile.ZipFile(self._path(program)) as archive:
+            for name in archive.namelist():
+                if name.endswith("_config.json") and b'"use_pickle": true' in archive.read(name):
+                    raise RefusedError("the exported network has tensors that only pickle can store")
+        exported = torch.export.load(self._path(program))
+        module = exported.module()
+        inputs = tuple(torch.randn(shape) for shape in shapes)
+        with torch.no_grad():
+            outputs = torch.utils._pytree.tree_leaves(module(*inputs))
+        images = [i for i, x in enumerate(inputs) if x.ndim == 4]
+        made = [i for i, y in enumerate(outputs) if y.ndim == 4]
+        arguments = tuple(x.permute(0, 2, 3, 1).contiguous() if i in images else x for i, x in enumerate(inputs))
+        wrapped = litert_torch.to_channel_last_io(module, args=images, outputs=made)
+        try:
+            edge = litert_torch.convert(wrapped, arguments)
+        except Exception as error:  # the converter raises whatever its passes raise
+            raise RefusedError(f"litert-torch cannot convert it: {_line(error)}") from error
+        edge.export(str(self._path(model)))
+        state = {k: v.detach().numpy() for k, v in exported.state_dict.items()}
+        try:
+            self._templates[model] = Template(_read(self._path(model)), _codes(), state)
+        except CannotNarrowError as error:
+            return {"narrows": str(error)}
+        return {"narrows": ""}
+
+    def narrow(
+        self, template: str, model: str, slices: dict[str, dict[str, list[int]]], pads: list[Any]
+    ) -> dict[str, Any]:
+        """One configuration of ``template`` as the file ``model``."""
+        kept = {name: {int(axis): indices for axis, indices in cuts.items()} for name, cuts in slices.items()}
+        try:
+            made = self._templates[template].make(kept, pads)
+        except CannotNarrowError as error:
+            raise RefusedError(str(error)) from error
+        _write(made, self._path(model))
+        return {}
+
+    def quantise(self, model: str, to: str, inputs: list[str]) -> dict[str, Any]:
+        """``model`` in int8 (weights per channel, activations by one run on ``inputs``) as the file ``to``."""
+        from ai_edge_quantizer import quantizer, recipe
+
+        arrays = [_channels_last(np.load(self._path(name), allow_pickle=False)) for name in inputs]
+        try:
+            job = quantizer.Quantizer(self._path(model).read_bytes(), recipe.static_wi8_ai8())
+            sample = {f"args_{i}": array for i, array in enumerate(arrays)}
+            result = job.quantize(job.calibrate({_SIGNATURE: [sample]}))
+        except Exception as error:  # as above
+            raise RefusedError(f"ai-edge-quantizer cannot quantise it: {_line(error)}") from error
+        self._path(to).write_bytes(bytes(result.quantized_model))
+        return {}
+
+    def vela(self, model: str, accelerator: str, system: str, memory: str, config: str) -> dict[str, Any]:
+        """Vela's estimate of the int8 file ``model``."""
+        try:
+            return estimate(self._path(model), accelerator, system, memory, config)
+        except VelaError as error:
+            raise RefusedError(f"Vela refuses the network: {error}") from error
+
+    def load(self, model: str, inputs: list[str], threads: int) -> dict[str, Any]:
+        """Make ``model`` ready to run on ``inputs``, with XNNPACK."""
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter = Interpreter(model_path=str(self._path(model)), num_threads=threads)
+        interpreter.allocate_tensors()
+        details = sorted(interpreter.get_input_details(), key=lambda d: d["name"])
+        for detail, name in zip(details, inputs, strict=True):
+            array = _channels_last(np.load(self._path(name), allow_pickle=False))
+            scale, zero = detail["quantization"]
+            if detail["dtype"] == np.int8:
+                array = np.clip(np.round(array / scale) + zero, -128, 127)
+            interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))
+        self._interpreters[model] = interpreter
+        return {}
+
+    def sequence(self, steps: list[tuple[str, int]], all_threads: bool) -> dict[str, Any]:
+        """(model, runs) back to back: for each, the seconds of its runs and its wait for a processor (or null)."""
+        found = []
+        gc.disable()  # a collection in the middle of a run would be our own interference
+        try:
+            for model, n in steps:
+                before = _waited(all_threads)
+                seconds = _timed(self._interpreters[model].invoke, n)
+                after = _waited(all_threads)
+                found.append([seconds, None if before is None or after is None else after - before])
+        finally:
+            gc.enable()
+        return {"steps": found}
+
+    def scan(self, model: str, seconds: float, least: int, all_threads: bool) -> dict[str, Any]:
+        """``model`` for ``seconds``, ``least`` runs or more: start, wait until then, and length of each run."""
+        rows: list[tuple[float, float, float]] = []
+        invoke, begin = self._interpreters[model].invoke, time.perf_counter()
+        while (now := time.perf_counter() - begin) < seconds or len(rows) < least:
+            rows.append((now, _waited(all_threads) or 0.0, _timed(invoke, 1)[0]))
+        return {"rows": rows}
+
+    def outputs(self, model: str, to: str) -> dict[str, Any]:
+        """Write the outputs to ``to``.0.npy, ``to``.1.npy ... as float32, images channel-first; how many there are."""
+        interpreter = self._interpreters[model]
+        interpreter.invoke()
+        details = sorted(interpreter.get_output_details(), key=lambda d: (len(d["name"]), d["name"]))
+        for i, detail in enumerate(details):
+            array = interpreter.get_tensor(detail["index"])
+            if detail["dtype"] == np.int8:
+                scale, zero = detail["quantization"]
+                array = (array.astype(np.float32) - zero) * scale
+            array = np.moveaxis(array, -1, 1) if array.ndim == 4 else array
+            np.save(self._path(f"{to}.{i}.npy"), np.ascontiguousarray(array, np.float32), allow_pickle=False)
+        return {"count": len(details)}
+
+    def forget(self, model: str) -> dict[str, Any]:
+        """Free what was loaded from ``model``."""
+        self._interpreters.pop(model, None)
+        self._templates.pop(model, None)
+        return {}
+
+    def _path(self, name: str) -> Path:
+        if not name or Path(name).name != name:
+            raise RefusedError(f"{name!r} is not a plain file name")
+        return self._folder / name
+
+
+def _timed(invoke: Any, n: int) -> list[float]:
+    clock = time.perf_counter
+    stamps = [clock()]
+    for _ in range(n):
+        invoke()
+        stamps.append(clock())
+    return [float(x) for x in np.diff(stamps)]
+
+
+def _waited(all_threads: bool) -> float | None:
+    """Seconds that this process stood ready without a processor, by the scheduler's account."""
+    tasks = list(Path("/proc/self/task").iterdir()) if all_threads else [Path("/proc/thread-self")]
+    try:
+        return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _channels_last(array: Any) -> Any:
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if array.ndim == 4 else array
+
+
+def _read(path: Path) -> Any:
+    from ai_edge_litert import schema_py_generated as schema
+
+    return schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+
+
+def _write(model: Any, path: Path) -> None:
+    import flatbuffers
+
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    path.write_bytes(bytes(builder.Output()))
+
+
+def _codes() -> dict[int, str]:
+    from ai_edge_litert import schema_py_generated as schema
+
+    return {v: k for k, v in vars(schema.BuiltinOperator).items() if isinstance(v, int) and not k.startswith("_")}
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print, C++ ones too
+    sys.stdout = sys.stderr
+    warnings.simplefilter("ignore")
+    service = Service(Path(sys.argv[1]))
+    for line in sys.stdin:
+        try:
+            request = json.loads(line)
+            answer = {"done": getattr(service, request.pop("do"))(**request)}
+        except RefusedError as error:
+            answer = {"refused": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": _line(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

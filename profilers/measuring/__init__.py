@@ -1,0 +1,1 @@
+"""Measure loaded networks: benches, statistics, reference, environment."""

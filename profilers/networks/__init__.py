@@ -1,0 +1,1 @@
+"""Build the networks that are measured: export, narrowing, chains of layers."""

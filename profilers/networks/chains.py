@@ -1,0 +1,158 @@
+"""Small chains of convolutions and linear layers, as an ``nn.Module`` or as ONNX, without an exporter.
+
+The control workload and the grid sweep need many tiny networks on the real target; exporting each through torch
+would take a second apiece, writing the graph down takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from profilers.targets import Target
+
+__all__ = ["Layer", "artefact_of", "control_chain", "control_name", "input_of"]
+
+_OPSET, _IR = 18, 9
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution over ``side`` (its spatial input size, one entry per dimension), or a linear layer (no side)."""
+
+    inputs: int
+    outputs: int
+    side: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+    @property
+    def out_side(self) -> tuple[int, ...]:
+        """Spatial output size."""
+        sizes = zip(self.side, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of one run with batch size 1."""
+        return int(np.prod(self.kernel + self.out_side)) * self.outputs * self.inputs // self.groups
+
+    def widened(self, inputs: int | None = None, outputs: int | None = None) -> Layer:
+        """The same layer at other widths; a depthwise one stays depthwise."""
+        inputs = self.inputs if inputs is None else inputs
+        if self.groups == self.inputs > 1:
+            return replace(self, inputs=inputs, outputs=inputs * (self.outputs // self.inputs), groups=inputs)
+        return replace(self, inputs=inputs, outputs=self.outputs if outputs is None else outputs)
+
+
+def control_name(target: Target) -> str:
+    """Which control a target has; part of the environment, since stored references are in its units."""
+    return "2" if _streams(target) else "2, dense"
+
+
+def _streams(target: Target) -> bool:
+    return target.device == "cpu" and target.artefact == "onnx"
+
+
+def control_chain(target: Target) -> tuple[Layer, ...]:
+    """The fixed control workload, about a millisecond. Change ``control_name`` with it.
+
+    For runtimes with an arena on a CPU, an inverted bottleneck with activations of 5 MB: more than the core's own
+    caches hold, so that neighbours who only crowd the shared cache and the memory show too (they slowed a MobileNetV2
+    by 7 % while two small dense convolutions, the first control we had, slowed by 1 %). Elsewhere two dense 3x3
+    convolutions: under PyTorch on a CPU the bottleneck once took 1.94 times its reference in the median of a run.
+    Allocation of large activations is the suspect; it was not examined.
+    """
+    if _streams(target):
+        return (
+            Layer(16, 96, (112, 112), (1, 1), (1, 1), (0, 0), (1, 1)),
+            Layer(96, 96, (112, 112), (3, 3), (2, 2), (1, 1), (1, 1), groups=96),
+            Layer(96, 24, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1)),
+        )
+    channels, side = (64, 20) if target.device == "cpu" else (256, 56)
+    layer = Layer(channels, channels, (side, side), (3, 3), (1, 1), (1, 1), (1, 1))
+    return (layer, layer)
+
+
+def input_of(chain: Sequence[Layer], batch: int = 1, precision: str = "fp32") -> torch.Tensor:
+    """A random input of ``chain``."""
+    shape = (batch, chain[0].inputs, *chain[0].side)
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return value.half() if precision == "fp16" else value
+
+
+def artefact_of(chain: Sequence[Layer], target: Target, batch: int = 1) -> Any:
+    """``chain`` with ReLUs in between, in the form that ``target`` loads."""
+    return _onnx(chain, target.precision, batch) if target.artefact == "onnx" else _module(chain, target.precision)
+
+
+def _module(chain: Sequence[Layer], precision: str) -> nn.Module:
+    convolutions: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    parts: list[nn.Module] = []
+    for layer in chain:
+        if not layer.side:
+            parts += [nn.Linear(layer.inputs, layer.outputs), nn.ReLU()]
+            continue
+        convolution = convolutions[len(layer.side)](
+            layer.inputs,
+            layer.outputs,
+            layer.kernel,
+            stride=layer.stride,
+            padding=layer.padding,
+            dilation=layer.dilation,
+            groups=layer.groups,
+        )
+        parts += [convolution, nn.ReLU()]
+    network = nn.Sequential(*parts).eval()
+    return network.half() if precision == "fp16" else network
+
+
+def _onnx(chain: Sequence[Layer], precision: str, batch: int) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    dtype, kind = (
+        (np.dtype(np.float16), TensorProto.FLOAT16)
+        if precision == "fp16"
+        else (np.dtype(np.float32), TensorProto.FLOAT)
+    )
+    rng = np.random.default_rng(0)
+    nodes, weights, current = [], [], "x"
+    for i, layer in enumerate(chain):
+        fan = layer.inputs // layer.groups
+        weight = rng.normal(0, fan**-0.5, (layer.outputs, fan, *layer.kernel)).astype(dtype)
+        bias = rng.normal(0, 0.1, layer.outputs).astype(dtype)
+        weights += [numpy_helper.from_array(weight, f"w{i}"), numpy_helper.from_array(bias, f"b{i}")]
+        if layer.side:
+            nodes.append(
+                helper.make_node(
+                    "Conv",
+                    [current, f"w{i}", f"b{i}"],
+                    [f"c{i}"],
+                    strides=layer.stride,
+                    pads=layer.padding * 2,
+                    dilations=layer.dilation,
+                    group=layer.groups,
+                )
+            )
+        else:
+            nodes.append(helper.make_node("Gemm", [current, f"w{i}", f"b{i}"], [f"c{i}"], transB=1))
+        nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"]))
+        current = f"r{i}"
+    first, last = chain[0], chain[-1]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", kind, (batch, first.inputs, *first.side))],
+        [helper.make_tensor_value_info(current, kind, (batch, last.outputs, *last.out_side))],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+    return bytes(model.SerializeToString())

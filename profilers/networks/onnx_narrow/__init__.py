@@ -1,0 +1,1 @@
+"""Remove channels from an exported ONNX graph."""

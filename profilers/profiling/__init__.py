@@ -1,0 +1,1 @@
+"""Profile a network: grid, design of configurations, measuring, the table."""

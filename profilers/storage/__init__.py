@@ -1,0 +1,1 @@
+"""The store of measurements and the tables read from it."""

@@ -1,0 +1,404 @@
+"""One SQLite file that keeps every run: durable, content-addressed, resumable.
+
+Rows are found by the hash of what they are about (target, environment, network, configuration), so the same thing
+asked twice is the same row. Runs are raw and never changed; statistics and acceptance are derived when read, by the
+lowest reference known, so a better reference found later corrects old judgements too. In an environment whose
+``quantity`` is energy, the columns seconds, control_before and control_after hold joules.
+
+Write-ahead logging: a process killed at any moment loses at most the transaction it was in; readers and a second
+writer do not block each other for long. Nothing in the file is ever unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from dsa_hw.errors import StoreError
+from profilers.measuring.measurement import Samples
+
+__all__ = ["Store", "StoredConfiguration", "identity"]
+
+_APPLICATION = 0x44534148  # "DSAH", in the header of every store
+_VERSION = 1
+_MAGIC = b"SQLite format 3\x00"
+_PATIENCE = 60.0  # seconds that a writer waits for another one
+
+_SCHEMA = """
+CREATE TABLE environments (id TEXT PRIMARY KEY, target TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE networks (id TEXT PRIMARY KEY, name TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE configurations (
+  id TEXT PRIMARY KEY, network TEXT NOT NULL REFERENCES networks, widths TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE designs (
+  network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
+  configuration TEXT NOT NULL REFERENCES configurations, split TEXT NOT NULL, position INTEGER NOT NULL,
+  PRIMARY KEY (network, environment, configuration));
+CREATE TABLE sessions (
+  id INTEGER PRIMARY KEY, environment TEXT NOT NULL REFERENCES environments, command TEXT NOT NULL,
+  load TEXT NOT NULL, started REAL NOT NULL);
+CREATE TABLE samples (
+  id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions,
+  configuration TEXT NOT NULL REFERENCES configurations,
+  visit INTEGER NOT NULL, seconds REAL NOT NULL, control_before REAL NOT NULL, control_after REAL NOT NULL, wait REAL,
+  extra TEXT);
+CREATE INDEX samples_by_configuration ON samples (configuration, session);
+CREATE TABLE reference (
+  environment TEXT PRIMARY KEY REFERENCES environments, seconds REAL NOT NULL, hidden REAL NOT NULL);
+CREATE TABLE grids (
+  network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
+  grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (network, environment));
+"""
+
+
+def identity(*content: Any) -> str:
+    """Content hash of anything that JSON can write."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class StoredConfiguration:
+    """A configuration of a design: its identity, its widths (K integers) and its split."""
+
+    id: str
+    widths: tuple[int, ...]
+    split: str
+
+
+class Store:
+    """The file at ``path``, made if it does not exist. Use as a context manager; close leaves one file behind."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        _refuse_foreign(self.path)
+        with self._explained("open"):
+            self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")  # no function of a stranger's schema is ever called
+        with self._transaction():  # creation is one transaction: a file is whole or empty
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if not tables and not application:
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+            elif application != _APPLICATION:
+                raise StoreError(f"{self.path} is an SQLite file of another program; choose another --out")
+            elif version != _VERSION:
+                raise StoreError(
+                    f"{self.path} has version {version} of the profile store, this program reads {_VERSION}; "
+                    "choose another --out, or use the program that wrote it"
+                )
+            elif "extra" not in {row[1] for row in connection.execute("PRAGMA table_info(samples)")}:
+                connection.execute("ALTER TABLE samples ADD COLUMN extra TEXT")  # written before there was energy
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise StoreError(f"{self.path} is damaged ({problem}); restore it from a copy, or choose another --out")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fold the log into the file and let go of it."""
+        with contextlib.suppress(sqlite3.Error):  # another process still uses the file: it will fold the log
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _explained(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            text = str(error)
+            code = getattr(error, "sqlite_errorname", "") or ""
+            if "full" in text or code.startswith("SQLITE_FULL") or code == "SQLITE_IOERR_WRITE":
+                reason = "the disk is full; what was stored before is intact: make room and run the same command again"
+            elif "locked" in text or "busy" in text:
+                reason = f"another process held it for {_PATIENCE:.0f} s; wait for it, or choose another --out"
+            elif "malformed" in text or "not a database" in text or code.startswith("SQLITE_CORRUPT"):
+                reason = "it is damaged or truncated; restore it from a copy, or choose another --out"
+            elif "readonly" in text or "unable to open" in text:
+                reason = "it cannot be written; check the folder and its permissions"
+            else:
+                reason = "check the disk"
+            raise StoreError(f"cannot {action} {self.path}: {reason} ({text})") from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        with self._explained("write to"):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._explained("read"):
+            return self._connection.execute(query, values).fetchall()
+
+    # What is measured, and where -------------------------------------------------------------------------------------
+
+    def add_environment(self, id: str, description: Mapping[str, str]) -> None:
+        """Remember an environment under its digest."""
+        text = json.dumps(dict(description), sort_keys=True)
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO environments VALUES (?, ?, ?, ?)",
+                (id, description.get("target", ""), text, time.time()),
+            )
+
+    def add_network(self, id: str, name: str, description: Mapping[str, Any]) -> None:
+        """Remember a network under its content hash; ``description`` has names, sizes, fingerprint, input shapes."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO networks VALUES (?, ?, ?, ?)",
+                (id, name, json.dumps(dict(description), sort_keys=True), time.time()),
+            )
+
+    def add_session(self, environment: str, command: str, load: Mapping[str, float]) -> int:
+        """A new session of measuring; its number."""
+        with self._transaction() as connection:
+            cursor = connection.execute(
+                "INSERT INTO sessions (environment, command, load, started) VALUES (?, ?, ?, ?)",
+                (environment, command, json.dumps(dict(load)), time.time()),
+            )
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+
+    def add_design(
+        self, network: str, environment: str, widths: Sequence[Sequence[int]], split: str
+    ) -> list[StoredConfiguration]:
+        """Add configurations to the design of a network in an environment; those already there keep their split."""
+        with self._transaction() as connection:
+            (position,) = connection.execute("SELECT count(*) FROM designs").fetchone()
+            for i, row in enumerate(widths):
+                values = [int(w) for w in row]
+                id = identity(network, values)
+                connection.execute(
+                    "INSERT OR IGNORE INTO configurations VALUES (?, ?, ?, ?)",
+                    (id, network, json.dumps(values), time.time()),
+                )
+                connection.execute(
+                    "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?, ?)",
+                    (network, environment, id, split, position + i),
+                )
+        wanted = {identity(network, [int(w) for w in row]) for row in widths}
+        return [c for c in self.design(network, environment) if c.id in wanted]
+
+    def design(self, network: str, environment: str) -> list[StoredConfiguration]:
+        """All configurations of a design, in the order they were drawn."""
+        rows = self._rows(
+            "SELECT c.id, c.widths, d.split FROM designs d JOIN configurations c ON c.id = d.configuration "
+            "WHERE d.network = ? AND d.environment = ? ORDER BY d.position",
+            (network, environment),
+        )
+        return [StoredConfiguration(id, tuple(json.loads(widths)), split) for id, widths, split in rows]
+
+    def environments_of(self, network: str, target: str) -> dict[str, dict[str, str]]:
+        """Environments in which a network was already measured on a target, oldest first."""
+        rows = self._rows(
+            "SELECT DISTINCT e.id, e.description FROM environments e JOIN designs d ON d.environment = e.id "
+            "WHERE d.network = ? AND e.target = ? ORDER BY e.created",
+            (network, target),
+        )
+        return {id: json.loads(description) for id, description in rows}
+
+    # What was found --------------------------------------------------------------------------------------------------
+
+    def add_samples(self, session: int, samples: Sequence[tuple[str, Samples]]) -> None:
+        """Append raw runs, (configuration, runs) each, in one transaction."""
+        rows = [
+            (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w), extra)
+            for configuration, part in samples
+            for s, v, b, a, w, extra in zip(
+                part.seconds, part.visit, part.before, part.after, part.wait, _extras(part), strict=True
+            )
+        ]
+        with self._transaction() as connection:
+            connection.executemany(
+                "INSERT INTO samples (session, configuration, visit, seconds, control_before, control_after, wait, "
+                "extra) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+
+    def samples(self, environment: str, network: str) -> dict[str, Samples]:
+        """All raw runs of a network in an environment, by configuration."""
+        rows = self._rows(
+            "SELECT s.configuration, s.session, s.visit, s.seconds, s.control_before, s.control_after, s.wait, s.extra "
+            "FROM samples s JOIN sessions e ON e.id = s.session JOIN configurations c ON c.id = s.configuration "
+            "WHERE e.environment = ? AND c.network = ? ORDER BY s.id",
+            (environment, network),
+        )
+        parts: dict[str, dict[int, list[tuple[Any, ...]]]] = {}
+        for configuration, session, *run in rows:
+            parts.setdefault(configuration, {}).setdefault(session, []).append(tuple(run))
+        return {
+            configuration: Samples.joined([_samples(runs) for runs in sessions.values()])
+            for configuration, sessions in parts.items()
+        }
+
+    def forget_samples(self, environment: str, network: str) -> int:
+        """Drop the raw runs of a network in an environment, and what was hidden in them; how many there were."""
+        with self._transaction() as connection:
+            dropped = connection.execute(
+                "DELETE FROM samples WHERE session IN (SELECT id FROM sessions WHERE environment = ?) "
+                "AND configuration IN (SELECT id FROM configurations WHERE network = ?)",
+                (environment, network),
+            ).rowcount
+            connection.execute("UPDATE reference SET hidden = 0 WHERE environment = ?", (environment,))
+        return int(dropped)
+
+    def lower_reference(self, environment: str, seconds: float, hidden: float) -> float:
+        """Keep the lowest reference of an environment and the latest hidden inflation; the reference that holds."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO reference VALUES (?, ?, ?) ON CONFLICT (environment) DO UPDATE SET "
+                "seconds = min(seconds, excluded.seconds), hidden = excluded.hidden",
+                (environment, seconds, hidden),
+            )
+        return self.reference(environment)[0]
+
+    def reference(self, environment: str) -> tuple[float, float]:
+        """Lowest control seconds and latest hidden inflation of an environment; (inf, 0) where there is none."""
+        rows = self._rows("SELECT seconds, hidden FROM reference WHERE environment = ?", (environment,))
+        return (float(rows[0][0]), float(rows[0][1])) if rows else (float("inf"), 0.0)
+
+    def forget_reference(self, environment: str) -> None:
+        """The machine has changed for good: the next session sets the reference."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM reference WHERE environment = ?", (environment,))
+
+    def set_grid(
+        self, network: str, environment: str, grid: Mapping[str, int], evidence: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Keep the grid of a network in an environment with its evidence."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO grids VALUES (?, ?, ?, ?, ?)",
+                (network, environment, json.dumps(dict(grid)), json.dumps([dict(e) for e in evidence]), time.time()),
+            )
+
+    def grid(self, network: str, environment: str) -> tuple[dict[str, int], list[dict[str, Any]]] | None:
+        """The grid and its evidence, if it was found before."""
+        rows = self._rows(
+            "SELECT grid, evidence FROM grids WHERE network = ? AND environment = ?", (network, environment)
+        )
+        return (json.loads(rows[0][0]), json.loads(rows[0][1])) if rows else None
+
+    def profiles(self) -> list[tuple[str, str]]:
+        """(network, environment) of every design in the file, the one measured last at the end."""
+        rows = self._rows(
+            "SELECT d.network, d.environment, coalesce(max(s.started), 0) AS last FROM designs d "
+            "LEFT JOIN sessions s ON s.environment = d.environment "
+            "GROUP BY d.network, d.environment ORDER BY last, d.rowid"
+        )
+        return [(network, environment) for network, environment, _ in rows]
+
+    def network(self, id: str) -> tuple[str, dict[str, Any]]:
+        """Name and description of a network."""
+        rows = self._rows("SELECT name, description FROM networks WHERE id = ?", (id,))
+        if not rows:
+            raise StoreError(f"{self.path} has no network {id}; it is not the store that it was made in")
+        return str(rows[0][0]), json.loads(rows[0][1])
+
+    def environment(self, id: str) -> dict[str, str]:
+        """Description of an environment."""
+        rows = self._rows("SELECT description FROM environments WHERE id = ?", (id,))
+        if not rows:
+            raise StoreError(f"{self.path} has no environment {id}; it is not the store that it was made in")
+        description: dict[str, str] = json.loads(rows[0][0])
+        return description
+
+    def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Columns and rows of one of the tables, as they are."""
+        if name not in (
+            "environments",
+            "networks",
+            "configurations",
+            "designs",
+            "sessions",
+            "samples",
+            "reference",
+            "grids",
+        ):
+            raise StoreError(f"the store has no table {name!r}")
+        with self._explained("read"):
+            cursor = self._connection.execute(f"SELECT * FROM {name}")
+            return [c[0] for c in cursor.description], cursor.fetchall()
+
+
+def _samples(runs: Sequence[tuple[Any, ...]]) -> Samples:
+    visit, seconds, before, after, wait, texts = zip(*runs, strict=True)
+    waits = np.asarray([np.nan if w is None else w for w in wait], np.float64)
+    notes = [json.loads(text) if text else {} for text in texts]
+    extra = {
+        name: np.asarray([note.get(name, np.nan) for note in notes], np.float64)
+        for name in dict.fromkeys(key for note in notes for key in note)
+    }
+    return Samples(
+        np.asarray(seconds), np.asarray(visit, np.int64), np.asarray(before), np.asarray(after), waits, extra
+    )
+
+
+def _extras(part: Samples) -> list[str | None]:
+    """What else is known of each run, as JSON; None where that is nothing."""
+    if not part.extra:
+        return [None] * len(part)
+    rows = [{name: float(v[i]) for name, v in part.extra.items() if np.isfinite(v[i])} for i in range(len(part))]
+    return [json.dumps(row) for row in rows]
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Look before SQLite does: it would take a text file for damage, and a truncated one for an empty store."""
+    try:
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder; give a file, for example {path / 'profile.sqlite'}")
+        if not path.parent.is_dir():
+            raise StoreError(f"the folder {path.parent} does not exist; make it first, or choose another --out")
+        if not path.exists() or not path.stat().st_size:
+            return
+        with path.open("rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if not header.startswith(_MAGIC[: len(header)]) or not header:
+        raise StoreError(f"{path} is not a profile store (it is no SQLite file); choose another --out")
+    if len(header) < 100:
+        raise StoreError(f"{path} is truncated; restore it from a copy, or choose another --out")
+    page = int.from_bytes(header[16:18], "big")
+    page = 65536 if page == 1 else page
+    size, pages = path.stat().st_size, int.from_bytes(header[28:32], "big")
+    if not path.with_name(path.name + "-wal").exists() and (size % page or size < pages * page):
+        raise StoreError(
+            f"{path} is truncated ({size} bytes of {pages * page}); restore it from a copy, or choose another --out"
+        )

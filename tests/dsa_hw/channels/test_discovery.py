@@ -1,0 +1,251 @@
+"""Both properties on real networks, and on random ones built from blocks of every kind."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from dsa_hw import find_groups, shrink
+from dsa_hw.zoo.models import load
+from tests.fakes.proving import Attention, Net, OptionA, conv, head, prove, sizes
+
+SMALL_ZOO = {  # name -> number of channel groups
+    "resnet18": 12,
+    "resnext50_32x4d": 37,
+    "densenet121": 120,
+    "mobilenet_v2": 25,
+    "mobilenet_v3_small": 27,
+    "efficientnet_b0": 40,
+    "shufflenet_v2_x0_5": 20,
+    "squeezenet1_1": 25,
+    "mnasnet0_5": 25,
+    "regnet_y_400mf": 53,
+    "googlenet": 57,
+    "inception_v3": 94,
+    "convnext_tiny": 22,
+}
+
+
+@pytest.mark.parametrize("name", SMALL_ZOO)
+def test_torchvision(name: str) -> None:
+    side = 80 if name == "inception_v3" else 64  # the smallest that it takes
+    model, inputs = load(name, (1, 3, side, side))
+    groups = find_groups(model, inputs)
+    frame = groups.to_frame()
+    assert len(groups) == SMALL_ZOO[name]
+    assert frame.flops_share.sum() == pytest.approx(1.0)
+    prove(model, groups, inputs, seed=1)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("vit_b_16", (1, 3, 224, 224)), ("swin_t", (1, 3, 64, 64))])
+def test_transformers_prune_what_is_safe_and_name_what_is_not(name: str, shape: tuple[int, ...]) -> None:
+    model, inputs = load(name, shape)
+    groups = find_groups(model, inputs)
+    assert len(groups) == 12
+    assert all("mlp" in name for name in groups.names)
+    heads = [f for f in groups.frozen if "attn" in f.name or "self_attention" in f.name]
+    assert len(heads) == 12
+    assert all("depends on this channel count" in f.reason for f in heads)
+    prove(model, groups, inputs, seed=1, memory=False)
+
+
+class Cifar(nn.Module):
+    """The trained ResNet-20's architecture (akamaster): option-A shortcuts."""
+
+    class Block(nn.Module):
+        def __init__(self, incoming: int, planes: int, stride: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(incoming, planes, 3, stride, 1, bias=False)
+            self.bn1 = nn.BatchNorm2d(planes)
+            self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+            self.bn2 = nn.BatchNorm2d(planes)
+            self.shortcut = OptionA(planes // 4, planes // 4) if stride > 1 else nn.Sequential()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+            return F.relu(y + self.shortcut(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        plan = {"layer1": (16, 16, 1), "layer2": (16, 32, 2), "layer3": (32, 64, 2)}
+        for name, (incoming, planes, stride) in plan.items():
+            blocks = [self.Block(incoming, planes, stride), *(self.Block(planes, planes, 1) for _ in range(2))]
+            setattr(self, name, nn.Sequential(*blocks))
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(F.avg_pool2d(x, x.size(3)).view(x.size(0), -1))
+
+
+def test_option_a_resnet20() -> None:
+    model, image = Cifar(), torch.randn(2, 3, 32, 32)
+    groups = find_groups(model, image)
+    # Stage 1's 16 channels run through everything; 16 more begin in stage 2 and 32 more in stage 3, plus 9 inner ones.
+    assert sizes(groups) == sorted([16, 16, 32] + 3 * [16] + 3 * [32] + 3 * [64])
+    small = prove(model, groups, image, seed=2)
+    assert type(small.layer2[0].shortcut).__name__ == "ShrunkPadding"
+
+
+def test_trained_resnet20_of_the_shared_data() -> None:
+    path = pathlib.Path(os.environ.get("DSA_HW_DATA", "../shared/data")) / "weights" / "resnet20-12fca82f.th"
+    if not path.exists():
+        pytest.skip(f"the trained ResNet-20 is not here ({path}): set DSA_HW_DATA to the shared data folder")
+    state = torch.load(path, weights_only=True, map_location="cpu")["state_dict"]
+    model = Cifar()
+    model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
+    image = torch.randn(2, 3, 32, 32)
+    prove(model, find_groups(model, image), image, seed=3)
+
+
+# --- random networks -------------------------------------------------------------------------------------------------
+
+
+def _residual(c: int) -> tuple[nn.Module, int]:
+    return Net(lambda n, x: F.relu(x + n.b(F.relu(n.a(x)))), a=conv(c, c + 2), b=conv(c + 2, c)), c
+
+
+def _projected(c: int) -> tuple[nn.Module, int]:
+    return Net(
+        lambda n, x: F.relu(n.s(x) + n.a(x)),
+        a=nn.Sequential(conv(c, c + 4), nn.BatchNorm2d(c + 4)),
+        s=conv(c, c + 4, 1),
+    ), c + 4
+
+
+def _dense(c: int) -> tuple[nn.Module, int]:
+    return Net(lambda n, x: torch.cat([x, n.a(F.relu(n.n(x)))], 1), n=nn.BatchNorm2d(c), a=conv(c, 4)), c + 4
+
+
+def _inverted(c: int) -> tuple[nn.Module, int]:
+    wide = 2 * c
+    inner = nn.Sequential(
+        conv(c, wide, 1),
+        nn.BatchNorm2d(wide),
+        nn.ReLU6(),
+        conv(wide, wide, groups=wide),
+        nn.Hardswish(),
+        conv(wide, c, 1),
+    )
+    return Net(lambda n, x: x + n.inner(x), inner=inner), c
+
+
+def _grouped(c: int) -> tuple[nn.Module, int]:
+    return nn.Sequential(conv(c, 12, 1), nn.ReLU(), conv(12, 8, groups=4), nn.BatchNorm2d(8)), 8
+
+
+def _excite(c: int) -> tuple[nn.Module, int]:
+    gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), conv(c, 4, 1), nn.ReLU(), conv(4, c, 1), nn.Hardsigmoid())
+    return Net(lambda n, x: x * n.g(x), g=gate), c
+
+
+def _option_a(c: int) -> tuple[nn.Module, int]:
+    return Net(lambda n, x: n.a(x) + n.s(x), a=conv(c, c + 4, stride=2), s=OptionA(1, 3)), c + 4
+
+
+def _halves(c: int) -> tuple[nn.Module, int]:
+    half = 6
+    return Net(
+        lambda n, x: torch.cat([(p := n.e(x).chunk(2, 1))[0], n.a(p[1])], 1), e=conv(c, 2 * half, 1), a=conv(half, half)
+    ), 2 * half
+
+
+def _shuffle(c: int) -> tuple[nn.Module, int]:
+    return nn.Sequential(conv(c, 12, 1), nn.ChannelShuffle(3), conv(12, 8, groups=2)), 8
+
+
+def _up_down(c: int) -> tuple[nn.Module, int]:
+    return nn.Sequential(nn.ConvTranspose2d(c, 6, 2, 2), nn.GELU(), nn.MaxPool2d(2)), 6
+
+
+def _next(c: int) -> tuple[nn.Module, int]:
+    def forward(n: Net, x: Tensor) -> Tensor:
+        y = n.m(n.n(n.d(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return x + n.scale * y
+
+    mlp = nn.Sequential(nn.Linear(c, 10), nn.GELU(), nn.Linear(10, c))
+    return Net(forward, d=conv(c, c, groups=c), n=nn.LayerNorm(c), m=mlp, scale=nn.Parameter(torch.ones(c, 1, 1))), c
+
+
+def _transformer(c: int) -> tuple[nn.Module, int]:
+    def forward(n: Net, x: Tensor) -> Tensor:
+        _, _, h, w = x.shape
+        y = x.flatten(2).transpose(1, 2)
+        y = y + n.t(n.n(y))
+        return y.transpose(1, 2).unflatten(2, (h, w))
+
+    return Net(forward, t=Attention(c, 3, 2), n=nn.LayerNorm(c)), c
+
+
+def _group_norm(c: int) -> tuple[nn.Module, int]:
+    return nn.Sequential(conv(c, 8, 1), nn.GroupNorm(2, 8), nn.SiLU()), 8
+
+
+BLOCKS: list[Callable[[int], tuple[nn.Module, int]]] = [
+    _residual,
+    _projected,
+    _dense,
+    _inverted,
+    _grouped,
+    _excite,
+    _option_a,
+    _halves,
+    _shuffle,
+    _up_down,
+    _next,
+    _transformer,
+    _group_norm,
+]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=5), st.integers(0, 1000))
+def test_random_networks(blocks: list[Callable[[int], tuple[nn.Module, int]]], seed: int) -> None:
+    channels = 6
+    parts: list[nn.Module] = [conv(3, channels), nn.BatchNorm2d(channels)]
+    for block in blocks:
+        part, channels = block(channels)
+        parts.append(part)
+    model = nn.Sequential(*parts, head(channels))
+    image = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+    groups = find_groups(model, image)
+    assert len(groups) > 0
+    assert not any("changes what the network computes" in f.reason for f in groups.frozen), groups.frozen
+    prove(model, groups, image, seed)
+
+
+def test_finding_groups_takes_at_most_three_times_the_export() -> None:
+    """A ratio within one run, the best of three each: the machine is shared."""
+    model, inputs = load("resnet50", (1, 3, 224, 224))
+    export, find = [], []
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.export.export(model, inputs, strict=False)
+        middle = time.perf_counter()
+        find_groups(model, inputs)
+        export.append(middle - start)
+        find.append(time.perf_counter() - middle)
+    assert min(find) < 3 * min(export)
+
+
+def test_shrinking_densenet_takes_less_than_a_second() -> None:
+    model, inputs = load("densenet121", (1, 3, 64, 64))
+    groups = find_groups(model, inputs, verify=False)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shrink(model, groups, groups.sizes // 2)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1.0

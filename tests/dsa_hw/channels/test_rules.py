@@ -1,0 +1,426 @@
+"""Every registered rule has a network of its own here, with the groups that it must give; both properties hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from dsa_hw.channels.assemble import analyse
+from dsa_hw.channels.rules import RULES
+from dsa_hw.channels.trace import trace
+from tests.fakes.proving import Attention, Net, OptionA, conv, head, prove, sizes
+
+IMAGE = torch.randn(2, 3, 8, 8)
+TOKENS = torch.randn(2, 6, 8)
+LINE = torch.randn(2, 3, 12)
+
+
+def move(function: Any, channels: int = 8, source: nn.Module | None = None, last: nn.Module | None = None) -> Net:
+    """conv -> function -> head: channels must survive a move of data."""
+    return Net(lambda n, x: n.h(function(n.a(x))), a=source or conv(3, channels), h=last or head(channels))
+
+
+def tokens(function: Any) -> Net:
+    """linear -> function -> linear on the last axis."""
+    return Net(lambda n, x: n.b(function(n.a(x))), a=nn.Linear(8, 12), b=nn.Linear(12, 5))
+
+
+CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
+    # element by element
+    "residual": (Net(lambda n, x: n.h(n.a(x) + n.b(x)), a=conv(3, 8), b=conv(3, 8), h=head(8)), IMAGE, [8]),
+    "squeeze and excite": (
+        Net(
+            lambda n, x: n.h((y := n.a(x)) * torch.sigmoid(n.c(F.relu(n.b(F.adaptive_avg_pool2d(y, 1)))))),
+            a=conv(3, 8),
+            b=conv(8, 4, 1),
+            c=conv(4, 8, 1),
+            h=head(8),
+        ),
+        IMAGE,
+        [4, 8],
+    ),
+    "spatial attention": (
+        Net(lambda n, x: n.h((y := n.a(x)) * n.b(y)), a=conv(3, 8), b=conv(8, 1), h=head(8)),
+        IMAGE,
+        [8],
+    ),
+    "activations": (move(lambda x: F.hardswish(F.dropout(F.silu(x), training=False))), IMAGE, [8]),
+    "prelu": (Net(lambda n, x: n.h(n.p(n.a(x))), a=conv(3, 8), p=nn.PReLU(8), h=head(8)), IMAGE, [8]),
+    "glu": (move(lambda x: F.glu(x, dim=1), source=conv(3, 16)), IMAGE, [8]),
+    "same": (move(lambda x: x.detach().clone().contiguous().to(torch.float32).type_as(x)), IMAGE, [8]),
+    "fixed partner": (Net(lambda n, x: n.h(n.a(x) + x), a=conv(3, 3), h=head(3)), IMAGE, []),
+    "free parameter": (
+        Net(
+            lambda n, x: n.h(n.a(x) * n.scale + n.shift),
+            a=conv(3, 8),
+            scale=nn.Parameter(torch.ones(8, 1, 1)),
+            shift=nn.Parameter(torch.ones(1, 8, 8, 8)),
+            h=head(8),
+        ),
+        IMAGE,
+        [8],
+    ),
+    "constants": (
+        move(
+            lambda x: (
+                x
+                + torch.zeros(8, 8)
+                + torch.arange(8)
+                + torch.ones(1)
+                + torch.full((1,), 2.0)
+                + torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")[0]
+            )
+        ),
+        IMAGE,
+        [8],
+    ),
+    "made like": (
+        move(lambda x: x + x.new_zeros(8, 8) + x.new_ones(1) + torch.zeros_like(x) * torch.ones_like(x)),
+        IMAGE,
+        [8],
+    ),
+    "in place": (
+        move(
+            lambda x: (
+                y := x.permute(0, 1, 3, 2).contiguous().clone(),
+                y[:, :, :2].fill_(1.0),
+                y[:, :, 2:4].zero_(),
+                y.copy_(x),
+            )[0]
+        ),
+        IMAGE,
+        [8],
+    ),
+    # moving data
+    "flatten before linear": (
+        Net(lambda n, x: n.b(torch.flatten(n.a(x), 1)), a=conv(3, 8), b=nn.Linear(512, 5)),
+        IMAGE,
+        [8],
+    ),
+    "view": (Net(lambda n, x: n.b(n.a(x).view(2, -1)), a=conv(3, 8), b=nn.Linear(512, 5)), IMAGE, [8]),
+    "reshape and unflatten": (move(lambda x: x.reshape(2, -1, 64).unflatten(2, (8, 8))), IMAGE, [8]),
+    "view_as": (move(lambda x: x.flatten(2).view_as(x).flatten(2).reshape_as(x)), IMAGE, [8]),
+    "squeeze": (
+        Net(
+            lambda n, x: n.b(F.adaptive_avg_pool2d(n.a(x), 1).squeeze(-1).squeeze(-1).unsqueeze(1)),
+            a=conv(3, 8),
+            b=nn.Linear(8, 5),
+        ),
+        IMAGE,
+        [8],
+    ),
+    "permute": (move(lambda x: x.permute(0, 2, 3, 1).transpose(1, 2).swapaxes(1, 2).movedim(-1, 1)), IMAGE, [8]),
+    "matrix transpose": (
+        Net(lambda n, x: n.b(n.a(x[0]).t().t()), a=nn.Linear(8, 12), b=nn.Linear(12, 5)),
+        TOKENS,
+        [12],
+    ),
+    "select": (tokens(lambda x: x[:, 0]), TOKENS, [12]),
+    "slice": (move(lambda x: x[:, :, ::2, 1:].narrow(2, 0, 3)), IMAGE, [8]),
+    "expand": (
+        Net(
+            lambda n, x: n.b(n.a(x) + n.t.expand(2, -1, -1) + n.u.expand_as(x[..., :1])),
+            a=nn.Linear(8, 12),
+            t=nn.Parameter(torch.ones(1, 6, 12)),
+            u=nn.Parameter(torch.ones(1, 1, 1)),
+            b=nn.Linear(12, 5),
+        ),
+        TOKENS,
+        [12],
+    ),
+    "class token": (
+        Net(
+            lambda n, x: n.b(n.n(torch.cat([n.t.expand(2, -1, -1), n.a(x)], 1) + n.p)[:, 0]),
+            a=nn.Linear(8, 12),
+            n=nn.LayerNorm(12),
+            t=nn.Parameter(torch.ones(1, 1, 12)),
+            p=nn.Parameter(torch.ones(1, 7, 12)),
+            b=nn.Linear(12, 5),
+        ),
+        TOKENS,
+        [12],
+    ),
+    "concat": (
+        Net(
+            lambda n, x: n.h(n.n(torch.cat([n.a(x), n.b(x), x], 1))),
+            a=conv(3, 8),
+            b=conv(3, 6),
+            n=nn.BatchNorm2d(17),
+            h=head(17),
+        ),
+        IMAGE,
+        [6, 8],
+    ),
+    "dense block": (
+        Net(
+            lambda n, x: n.h(torch.cat([y := n.a(x), z := n.b(y), n.c(torch.cat([y, z], 1))], 1)),
+            a=conv(3, 8),
+            b=conv(8, 4),
+            c=conv(12, 4),
+            h=head(16),
+        ),
+        IMAGE,
+        [4, 4, 8],
+    ),
+    "stack": (
+        Net(lambda n, x: n.h(torch.stack([n.a(x), n.b(x)], 1).mean(1)), a=conv(3, 8), b=conv(3, 8), h=head(8)),
+        IMAGE,
+        [8],
+    ),
+    "chunk": (
+        Net(
+            lambda n, x: n.h(torch.cat([(p := n.a(x).chunk(2, 1))[0], n.b(p[1])], 1)),
+            a=conv(3, 16),
+            b=conv(8, 8),
+            h=head(16),
+        ),
+        IMAGE,
+        [8, 8],
+    ),
+    "split": (
+        Net(lambda n, x: n.h((p := (y := n.a(x)).split(y.shape[1] // 2, 1))[0] * p[1]), a=conv(3, 16), h=head(8)),
+        IMAGE,
+        [8],
+    ),
+    "unequal split of a fixed axis": (
+        move(lambda x: (p := x.split([3, 5], 2))[0][:, :, :3] + p[1][:, :, :3]),
+        IMAGE,
+        [8],
+    ),
+    "unbind": (move(lambda x: x.unbind(2)[1].unsqueeze(2)), IMAGE, [8]),
+    "channel shuffle by hand": (
+        Net(
+            lambda n, x: n.h((y := n.a(x)).view(2, 2, y.shape[1] // 2, 8, 8).transpose(1, 2).reshape(2, -1, 8, 8)),
+            a=conv(3, 12),
+            h=head(12),
+        ),
+        IMAGE,
+        [6],
+    ),
+    "channel shuffle": (move(lambda x: F.channel_shuffle(x, 2)), IMAGE, [4]),
+    "option A": (
+        Net(
+            lambda n, x: n.h(n.b(y := F.relu(n.a(x))) + n.s(y)),
+            a=conv(3, 8),
+            b=conv(8, 12, stride=2),
+            s=OptionA(2, 2),
+            h=head(12),
+        ),
+        IMAGE,
+        [4, 8],
+    ),
+    "spatial padding": (move(lambda x: F.pad(F.pad(x, (1, 1, 2, 0)), (1, 1, 1, 1), mode="reflect")), IMAGE, [8]),
+    "index": (move(lambda x: x[:, :, torch.tensor([0, 2, 4])]), IMAGE, [8]),
+    "roll and flip": (move(lambda x: torch.roll(x, 1, 2).flip(3)), IMAGE, [8]),
+    "repeat": (Net(lambda n, x: n.h(n.a(x).repeat(1, 2, 1, 1)), a=conv(3, 8), h=head(16)), IMAGE, [8]),
+    "pixel shuffle": (move(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), 16), IMAGE, [4]),
+    "unfold": (move(lambda x: x.unfold(2, 2, 2).mean(-1)), IMAGE, [8]),
+    # over space, over channels
+    "pooling": (move(lambda x: F.max_pool2d(F.avg_pool2d(x, 2), 2)), IMAGE, [8]),
+    "adaptive max pooling": (move(lambda x: F.adaptive_max_pool2d(x, 4)), IMAGE, [8]),
+    "pooling a volume": (
+        Net(
+            lambda n, x: n.b(
+                F.adaptive_avg_pool3d(F.adaptive_max_pool3d(F.avg_pool3d(F.max_pool3d(n.a(x), 2), 1), 2), 1).flatten(1)
+            ),
+            a=nn.Conv3d(3, 8, 1),
+            b=nn.Linear(8, 5),
+        ),
+        torch.randn(2, 3, 6, 6, 6),
+        [8],
+    ),
+    "max pooling with indices": (move(lambda x: F.max_pool2d(x, 2, return_indices=True)[0]), IMAGE, [8]),
+    "pooling a line": (
+        Net(
+            lambda n, x: n.b(
+                F.adaptive_avg_pool1d(F.adaptive_max_pool1d(F.avg_pool1d(F.max_pool1d(n.a(x), 2), 2), 2), 1).flatten(1)
+            ),
+            a=nn.Conv1d(3, 8, 3, padding=1),
+            b=nn.Linear(8, 5),
+        ),
+        LINE,
+        [8],
+    ),
+    "upsampling": (
+        move(
+            lambda x: F.interpolate(
+                F.interpolate(F.interpolate(x, scale_factor=2), size=5, mode="bilinear"), size=7, mode="bicubic"
+            )
+        ),
+        IMAGE,
+        [8],
+    ),
+    "mean over space": (
+        Net(lambda n, x: n.b(n.a(x).mean([2, 3]) + n.a(x).amax((2, 3))), a=conv(3, 8), b=nn.Linear(8, 5)),
+        IMAGE,
+        [8],
+    ),
+    "sum and var over space": (
+        Net(
+            lambda n, x: n.b(n.a(x).sum((2, 3)) + n.a(x).var((2, 3)) + n.a(x).std((2, 3))),
+            a=conv(3, 8),
+            b=nn.Linear(8, 5),
+        ),
+        IMAGE,
+        [8],
+    ),
+    "norm over space": (
+        Net(
+            lambda n, x: n.b(
+                torch.linalg.vector_norm(n.a(x), dim=(2, 3))
+                + n.a(x).flatten(2).max(2).values
+                + n.a(x).amin((2, 3))
+                + n.a(x).flatten(2).min(2)[0]
+            ),
+            a=conv(3, 8),
+            b=nn.Linear(8, 5),
+        ),
+        IMAGE,
+        [8],
+    ),
+    "mean over channels": (
+        Net(lambda n, x: n.h(n.a(x) / n.a(x).mean(1, keepdim=True)), a=conv(3, 8), h=head(8)),
+        IMAGE,
+        [],
+    ),
+    "softmax over space": (move(lambda x: x * torch.softmax(x, 2)), IMAGE, [8]),
+    "softmax over channels": (move(lambda x: torch.log_softmax(x, 1)), IMAGE, []),
+    # normalisation
+    "batch norm": (Net(lambda n, x: n.h(n.n(n.a(x))), a=conv(3, 8), n=nn.BatchNorm2d(8), h=head(8)), IMAGE, [8]),
+    "instance norm": (
+        Net(lambda n, x: n.h(n.n(n.a(x))), a=conv(3, 8), n=nn.InstanceNorm2d(8, affine=True), h=head(8)),
+        IMAGE,
+        [8],
+    ),
+    "layer norm": (
+        Net(lambda n, x: n.b(n.n(n.a(x))), a=nn.Linear(8, 12), n=nn.LayerNorm(12), b=nn.Linear(12, 5)),
+        TOKENS,
+        [12],
+    ),
+    "layer norm without scale": (tokens(lambda x: F.layer_norm(x, (12,))), TOKENS, []),
+    "layer norm over space": (
+        Net(lambda n, x: n.h(n.n(n.a(x))), a=conv(3, 8), n=nn.LayerNorm(8), h=head(8)),
+        IMAGE,
+        [8],
+    ),
+    "rms norm": (
+        Net(lambda n, x: n.b(n.n(n.a(x))), a=nn.Linear(8, 12), n=nn.RMSNorm(12), b=nn.Linear(12, 5)),
+        TOKENS,
+        [12],
+    ),
+    "group norm": (Net(lambda n, x: n.h(n.n(n.a(x))), a=conv(3, 12), n=nn.GroupNorm(3, 12), h=head(12)), IMAGE, [4]),
+    # producers
+    "plain": (Net(lambda n, x: n.h(F.relu(n.b(F.relu(n.a(x))))), a=conv(3, 8), b=conv(8, 6), h=head(6)), IMAGE, [6, 8]),
+    "depthwise": (Net(lambda n, x: n.h(n.b(n.a(x))), a=conv(3, 8), b=conv(8, 8, groups=8), h=head(8)), IMAGE, [8]),
+    "depthwise with multiplier": (
+        Net(lambda n, x: n.h(n.b(n.a(x))), a=conv(3, 8), b=conv(8, 16, groups=8), h=head(16)),
+        IMAGE,
+        [8],
+    ),
+    "grouped": (Net(lambda n, x: n.h(n.b(n.a(x))), a=conv(3, 12), b=conv(12, 8, groups=2), h=head(8)), IMAGE, [4, 6]),
+    "transposed": (
+        Net(lambda n, x: n.h(n.b(n.a(x))), a=conv(3, 8), b=nn.ConvTranspose2d(8, 6, 2, 2), h=head(6)),
+        IMAGE,
+        [6, 8],
+    ),
+    "transposed, grouped": (
+        Net(lambda n, x: n.h(n.b(n.a(x))), a=conv(3, 12), b=nn.ConvTranspose2d(12, 8, 2, 2, groups=2), h=head(8)),
+        IMAGE,
+        [4, 6],
+    ),
+    "transposed, depthwise": (
+        Net(lambda n, x: n.h(n.b(n.a(x))), a=conv(3, 8), b=nn.ConvTranspose2d(8, 16, 2, 2, groups=8), h=head(16)),
+        IMAGE,
+        [8],
+    ),
+    "one dimension": (
+        Net(
+            lambda n, x: n.c(n.b(n.a(x))).mean(2),
+            a=nn.Conv1d(3, 8, 3),
+            b=nn.ConvTranspose1d(8, 6, 3),
+            c=nn.Conv1d(6, 5, 3),
+        ),
+        LINE,
+        [6, 8],
+    ),
+    "three dimensions": (
+        Net(
+            lambda n, x: n.c(n.b(n.a(x))).mean((2, 3, 4)),
+            a=nn.Conv3d(3, 8, 3),
+            b=nn.ConvTranspose3d(8, 6, 3),
+            c=nn.Conv3d(6, 5, 3),
+        ),
+        torch.randn(2, 3, 5, 5, 5),
+        [6, 8],
+    ),
+    "mlp": (Net(lambda n, x: n.b(F.gelu(n.a(x))), a=nn.Linear(8, 12), b=nn.Linear(12, 5)), TOKENS, [12]),
+    "matrix product with a parameter": (
+        Net(
+            lambda n, x: torch.addmm(n.c, torch.mm(n.a(x[0]), n.w), n.v),
+            a=nn.Linear(8, 12),
+            w=nn.Parameter(torch.ones(12, 7)),
+            v=nn.Parameter(torch.ones(7, 5)),
+            c=nn.Parameter(torch.ones(5)),
+        ),
+        TOKENS,
+        [7, 12],
+    ),
+    "embedding": (
+        Net(lambda n, x: n.b(n.e(x)).mean(1), e=nn.Embedding(10, 8), b=nn.Linear(8, 5)),
+        torch.randint(0, 10, (2, 6)),
+        [8],
+    ),
+    "computed weight": (
+        Net(
+            lambda n, x: n.h(F.conv2d(n.a(x), n.w * 2)), a=conv(3, 8), w=nn.Parameter(torch.ones(6, 8, 1, 1)), h=head(6)
+        ),
+        IMAGE,
+        [],
+    ),
+    # products of activations
+    "attention": (Net(lambda n, x: n.o(n.t(x)), t=Attention(8, 4, 3), o=nn.Linear(8, 5)), TOKENS, [4, 8]),
+    "attention by hand": (
+        Net(lambda n, x: n.o(n.t(x)), t=Attention(8, 4, 3, fused=False), o=nn.Linear(8, 5)),
+        TOKENS,
+        [4, 8],
+    ),
+    "einsum": (
+        Net(
+            lambda n, x: n.o(torch.einsum("bnc,bmc->bnm", n.a(x), n.b(x))),
+            a=nn.Linear(8, 12),
+            b=nn.Linear(8, 12),
+            o=nn.Linear(6, 5),
+        ),
+        TOKENS,
+        [],
+    ),
+    "bmm": (Net(lambda n, x: n.o(torch.bmm(x, x.transpose(1, 2))), o=nn.Linear(6, 5)), TOKENS, []),
+    # what is not understood
+    "unknown": (move(lambda x: torch.fft.fft2(x).real), IMAGE, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule(name: str) -> None:
+    model, inputs, expected = CASES[name]
+    _, groups = analyse(model.eval(), inputs)  # the rules alone: nothing is rescued by verification
+    assert sizes(groups) == expected
+    prove(model, groups, inputs, seed=len(name), memory=name not in ("sum and var over space",))
+
+
+def test_every_rule_is_tested() -> None:
+    seen = {"getitem"}
+    for model, inputs, _ in CASES.values():
+        seen |= {operation.kind for operation in trace(model.eval(), inputs).operations}
+    assert sorted(set(RULES) - seen) == []
+
+
+def test_unknown_operation_is_reported_with_its_name_and_place() -> None:
+    model, inputs, _ = CASES["unknown"]
+    _, groups = analyse(model.eval(), inputs)
+    reasons = [frozen.reason for frozen in groups.frozen]
+    assert any("fft_fft2" in reason and "proving.py:" in reason for reason in reasons)

@@ -1,0 +1,74 @@
+"""The commands hold together: profile -> fit -> load, on a small network, as typed."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+from torch import nn
+
+import budgets
+import profilers
+from dsa_hw import LatencyBudget, find_groups
+from dsa_hw.cli.main import main
+from profilers import Protocol
+
+
+def network() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.ReLU(), nn.Conv2d(48, 8, 3)]
+    return nn.Sequential(*layers), torch.randn(1, 3, 24, 24)
+
+
+NAME = "tests.dsa_hw.cli.test_main:network"
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A profile made with rules so loose that any machine passes: what is tested is the way, not the numbers."""
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
+    loose = Protocol(precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=4, least_visits=2)
+    path = tmp_path / "profile.sqlite"
+    model, inputs = network()
+    profilers.profile(
+        model, (inputs,), "torch/cpu", samples=12, holdout=4, grid=8, out=path, protocol=loose, name=NAME, time_limit=60
+    )
+    original = profilers.load
+    monkeypatch.setattr(profilers, "load", lambda p, **options: original(p, protocol=loose))
+    return path
+
+
+def test_profile_then_fit_then_load(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = store.with_name("fit.png")
+    assert main(["fit", str(store), "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "physics" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    model, inputs = network()
+    groups = find_groups(model, inputs)
+    latency = budgets.load(store.with_suffix(".json"), groups)
+    dense = latency.value(torch.ones(len(groups), dtype=torch.float64))
+    assert 0 < LatencyBudget("50%").limit(float(dense)) < float(dense)
+
+
+def test_fit_as_json(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(store), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["out"].endswith("profile.json")
+    assert any(row["candidate"] == "physics" for row in content["candidates"])
+
+
+def test_fit_without_a_profile(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(tmp_path / "absent.sqlite")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_missing_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    assert main(["profile", "--device", "cuda"]) == 2
+    error = capsys.readouterr().err
+    assert "cuda" in error.lower()
+    assert error.count("\n") == 1

@@ -1,0 +1,54 @@
+"""Fixtures for tests of the upper layers: rules that pass on any machine, a small network, a device that is a
+formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dsa_hw.methods import registry as methods
+from dsa_hw.methods.registry import Problem, Proposal
+from profilers import Protocol
+from tests.fakes.formula import Formula, Net
+
+
+@pytest.fixture
+def lenient() -> Protocol:
+    """Rules that pass on any machine: these tests are about what is done, not about how fast."""
+    return Protocol(precision=0.05, worst=1e6, tolerance=1e6, waiting=1e6, visit=1e-3, warm_in=1e-4)
+
+
+@pytest.fixture
+def net() -> Net:
+    """The network with fixed weights."""
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def example() -> torch.Tensor:
+    """Its input."""
+    return torch.zeros(1, 3, 16, 16)
+
+
+@pytest.fixture
+def formula() -> Formula:
+    """A device that is a formula."""
+    return Formula()
+
+
+@pytest.fixture
+def counting() -> Iterator[list[Problem]]:
+    """A method "counting" (uniform keep ratios) and the problems that it was asked to solve."""
+    methods.methods()
+    asked: list[Problem] = []
+
+    @methods.method("counting")
+    def solve(problem: Problem) -> Proposal:
+        asked.append(problem)
+        return methods._METHODS["uniform"](problem)
+
+    yield asked
+    del methods._METHODS["counting"]

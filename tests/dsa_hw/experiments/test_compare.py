@@ -1,0 +1,230 @@
+"""Comparison and sweep on a target whose times are a formula."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import budgets
+import dsa_hw.experiments.compare as comparison
+from budgets import FlopsBudget, LatencyBudget, ParamsBudget
+from dsa_hw.channels import find_groups
+from dsa_hw.channels.plan import Plan, apply_plan
+from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError
+from dsa_hw.experiments.compare import compare
+from dsa_hw.experiments.equal_latency import match
+from dsa_hw.experiments.run_folder import Workshop, slug
+from dsa_hw.experiments.settings import Settings
+from dsa_hw.experiments.sweep import sweep
+from dsa_hw.pipeline.certificate import MET, Certificate
+from tests.fakes.digits import digits, formula, net
+
+QUICK = Settings(train_epochs=2, epochs=1, finetune_epochs=1, samples=16, holdout=4, reading=1.0, time_limit=30.0)
+BUDGETS = [FlopsBudget("50%"), LatencyBudget("50%"), ParamsBudget("60%")]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
+    from dsa_hw.methods import registry as methods
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "_HOMES", ("dsa_hw.methods.baselines",))
+        out = tmp_path_factory.mktemp("report")
+        table = compare(
+            net(), digits(), BUDGETS, target="formula/cpu", methods=("tilted", "uniform"), settings=QUICK, out=out,
+            command="dsa-hw compare --model net",
+        )  # fmt: skip
+    return out, table
+
+
+def test_a_row_per_budget_and_method(done: tuple[Path, pd.DataFrame]) -> None:
+    _, table = done
+    assert list(table["kind"]) == [
+        "dense",
+        "flops",
+        "flops",
+        "latency",
+        "latency",
+        "params",
+        "params",
+        "flops",
+        "flops",
+    ]
+    assert list(table["method"][1:]) == ["tilted", "uniform"] * 4
+    pruned = table[table["kind"] != "dense"]
+    assert pruned["accuracy_before"].between(0, 1).all()
+    assert (pruned["flops"] < table["flops"][0]).all()
+    assert set(table.attrs["widths"]) == set(pruned["id"])
+
+
+def test_numbers_are_those_of_the_networks(done: tuple[Path, pd.DataFrame]) -> None:
+    out, table = done
+    for _, row in table[table["kind"] != "dense"].iterrows():
+        small = apply_plan(net(), Plan.load(out / "plans" / f"{slug(row['id'])}.json"))
+        small.load_state_dict(torch.load(out / "networks" / f"{slug(row['id'])}.pt", weights_only=True)["state_dict"])
+        assert sum(p.numel() for p in small.parameters()) == row["params"]
+        assert row["seconds"] == pytest.approx(formula(small.eval(), (torch.zeros(1, 3, 32, 32),)))
+
+
+def test_budgets_are_kept(done: tuple[Path, pd.DataFrame]) -> None:
+    _, table = done
+    plain = table[table["matches"] == ""]
+    assert (plain[plain["kind"] == "flops"]["flops"] <= 0.5 * table["flops"][0]).all()
+    assert (plain[plain["kind"] == "params"]["params"] <= 0.6 * table["params"][0]).all()
+    assert (plain[plain["kind"] == "latency"]["verdict"] == MET).all()
+
+
+def test_equal_latency_is_equal(done: tuple[Path, pd.DataFrame]) -> None:
+    _, table = done
+    twins = table[table["matches"] != ""]
+    assert list(twins["matches"]) == ["latency-50%-tilted", "latency-50%-uniform"]
+    for _, twin in twins.iterrows():
+        goal = table[table["id"] == twin["matches"]].iloc[0]
+        assert twin["seconds"] == pytest.approx(goal["seconds"], rel=0.03)
+
+
+def test_the_page_is_written_and_says_who_estimated(done: tuple[Path, pd.DataFrame]) -> None:
+    out, table = done
+    page = (out / "index.html").read_text()
+    assert "a formula" in page
+    assert page.count("<figure>") >= 4
+    assert table.attrs["report"] == str(out / "index.html")
+
+
+def test_the_same_call_trains_and_measures_nothing_again(
+    done: tuple[Path, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, table = done
+    monkeypatch.setattr(comparison, "solve", _never)
+    monkeypatch.setattr("dsa_hw.experiments.run_folder.finetune", _never)
+    monkeypatch.setattr("dsa_hw.pipeline.meters.DeviceGauge.read", _never)
+    again = compare(
+        net(), digits(), BUDGETS, target="formula/cpu", methods=("tilted", "uniform"), settings=QUICK, out=out
+    )
+    pd.testing.assert_frame_equal(again, table)
+
+
+def _never(*args: Any, **options: Any) -> Any:
+    raise AssertionError("this was done already")
+
+
+def test_an_interrupted_call_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = comparison.solve
+
+    def interrupted(problem: Any, name: str) -> Any:
+        calls.append(name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(problem, name)
+
+    monkeypatch.setattr(comparison, "solve", interrupted)
+    ask = {"target": "formula/cpu", "methods": ("uniform",), "settings": QUICK, "out": tmp_path, "equal": False}
+    with pytest.raises(KeyboardInterrupt):
+        compare(net(), digits(), BUDGETS, **ask)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["flops-50%-uniform"]
+    table = compare(net(), digits(), BUDGETS, **ask)
+    assert len(calls) == 4  # one before, one interrupted, two after
+    assert len(table) == 4
+
+
+def test_another_question_in_the_same_folder_is_refused(done: tuple[Path, pd.DataFrame]) -> None:
+    out, _ = done
+    with pytest.raises(DsaError, match=r"another question \(epochs"):
+        compare(net(), digits(), BUDGETS, target="formula/cpu", methods=("uniform",), settings=QUICK, out=out, epochs=7)
+
+
+def test_energy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="does not measure energy"):
+        compare(
+            net(), digits(), [budgets.EnergyBudget("50%")], target="formula/cpu", methods=("uniform",), out=tmp_path
+        )
+
+
+def test_an_impossible_budget_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsa_hw.experiments.run_folder.finetune", _never)
+    with pytest.raises(InfeasibleBudgetError, match="cannot be kept"):
+        compare(
+            net(),
+            digits(),
+            [FlopsBudget("0.01%")],
+            target="formula/cpu",
+            methods=("uniform",),
+            settings=QUICK,
+            out=tmp_path,
+        )
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path, {"a": 1})
+    shop.add({"id": "one"})
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"id": "tw')
+    assert list(shop.rows()) == ["one"]
+    shop.add({"id": "three"})
+    assert list(shop.rows()) == ["one", "three"]
+
+
+@pytest.mark.parametrize("share", [0.35, 0.6, 0.9])
+def test_match_comes_close_by_the_model(share: float) -> None:
+    groups = find_groups(net(), (torch.zeros(1, 3, 32, 32),))
+    cost = budgets.flops(groups)
+
+    def latency(widths: Any) -> float:
+        alpha = widths / groups.sizes
+        return 0.1 + float(alpha[0] * alpha[1] + 3 * alpha[1] * alpha[2])
+
+    aim = share * latency(groups.sizes)
+    found = match(np.full(len(groups), 0.5), groups.sizes, cost, latency, aim, np.full(len(groups), 4))
+    assert found.seconds == pytest.approx(aim, rel=0.03)
+    assert found.seconds == latency(found.widths)
+    assert float(cost(found.widths / groups.sizes)) <= found.limit
+
+
+def test_sweep_is_monotone_and_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [LatencyBudget(f"{p}%") for p in (40, 80, 60)]
+    table = sweep(net(), asked, data=digits(), target="formula/cpu", method="uniform", settings=QUICK, out=tmp_path)
+    assert list(table["asked"]) == ["80 %", "60 %", "40 %"]
+    assert table["measured"].is_monotonic_decreasing
+    assert (table["measured"] <= table["limit"]).all()
+    assert (table["verdict"] == MET).all()
+    assert (table["utilisation"] > 0.9).all()
+    for plan in table["plan"]:
+        assert Certificate.from_dict(Plan.load(tmp_path / plan).certificate).verdict == MET
+    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
+    assert len(pd.read_csv(tmp_path / "front.csv")) == 3
+    monkeypatch.setattr("dsa_hw.experiments.sweep.allocate", _never)
+    again = sweep(net(), asked, data=digits(), target="formula/cpu", method="uniform", settings=QUICK, out=tmp_path)
+    pd.testing.assert_frame_equal(again, table)
+
+
+def test_a_budget_that_cannot_be_kept_ends_the_front_and_does_not_undo_it(tmp_path: Path) -> None:
+    asked = [LatencyBudget("80%"), LatencyBudget("0.1%"), LatencyBudget("0.2%")]
+    settings = {"data": digits(), "target": "formula/cpu", "method": "uniform", "settings": QUICK}
+    table = sweep(net(), asked, **settings, out=tmp_path)
+    assert list(table["asked"]) == ["80 %"]
+    assert list(table.attrs["infeasible"]) == ["0.2 %", "0.1 %"]
+    assert "smallest width" in table.attrs["infeasible"]["0.1 %"]
+    assert len(pd.read_csv(tmp_path / "front.csv")) == 1
+    with pytest.raises(InfeasibleBudgetError, match="cannot be kept"):
+        sweep(net(), asked[1:], **settings)
+
+
+def test_sweep_of_two_kinds_is_refused() -> None:
+    with pytest.raises(BudgetError, match="one kind"):
+        sweep(net(), [LatencyBudget("50%"), FlopsBudget("50%")], target="formula/cpu")
+
+
+def test_sweep_of_a_counted_cost_without_data() -> None:
+    inputs = torch.zeros(1, 3, 32, 32)
+    asked = [FlopsBudget("70%"), FlopsBudget("40%")]
+    table = sweep(net(), asked, example_inputs=inputs, target="formula/cpu", method="uniform")
+    assert table["accuracy"].isna().all()
+    assert (table["measured"] <= table["limit"]).all()

@@ -1,0 +1,350 @@
+"""The allocation step: budgets kept for any cost, optimality on problems with a known answer, prices, resumption."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, logit
+
+from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, WidthError
+from dsa_hw.methods.dsa.admm import Admm
+
+Array = NDArray[np.float64]
+
+
+class Quadratic:
+    """alpha'A alpha + b'alpha + c with entries >= 0."""
+
+    def __init__(self, a: Array, b: Array, c: float = 0.0) -> None:
+        self.a, self.b, self.c = a, b, c
+
+    @classmethod
+    def random(cls, k: int, rng: np.random.Generator, unit: float = 1.0) -> Quadratic:
+        a = rng.exponential(size=(k, k)) * (rng.random((k, k)) < min(1.0, 4 / k)) * np.exp(rng.normal(size=(k, 1)))
+        b = rng.exponential(size=k) * np.exp(rng.normal(size=k))
+        return cls(a * unit, b * unit, unit * 0.1 * rng.random() * float(a.sum() + b.sum()))
+
+    def value(self, alpha: torch.Tensor) -> torch.Tensor:
+        a, b = torch.from_numpy(self.a), torch.from_numpy(self.b)
+        return ((alpha @ a) * alpha).sum(-1) + alpha @ b + self.c
+
+    def gradient(self, alpha: Array) -> Array:
+        return alpha @ (self.a + self.a.T) + self.b
+
+    def at(self, alpha: Array) -> float:
+        return float(self.value(torch.from_numpy(alpha)))
+
+
+class Saturating(Quadratic):
+    """Not quadratic, as a fitted cost may be: concave in the quadratic, still increasing."""
+
+    def value(self, alpha: torch.Tensor) -> torch.Tensor:
+        return super().value(alpha).sqrt() + 0.1 * super().value(alpha)
+
+    def gradient(self, alpha: Array) -> Array:
+        inner = Quadratic.value(self, torch.from_numpy(alpha)).numpy()
+        return np.asarray((0.5 / np.sqrt(inner) + 0.1)[..., None] * super().gradient(alpha))
+
+
+class Kinked:
+    """Linear, and flat below an edge: a device that computes channels in blocks takes as long for half a block."""
+
+    def __init__(self, k: int, rng: np.random.Generator) -> None:
+        self.slopes, self.base = rng.uniform(0.2, 5.0, k), rng.uniform(0.0, 0.4) * k
+        self.edges = rng.uniform(0.0, 0.6, k) * (rng.random(k) < 0.6)
+
+    def value(self, alpha: torch.Tensor) -> torch.Tensor:
+        above = torch.maximum(alpha, torch.from_numpy(self.edges))
+        return self.base + above @ torch.from_numpy(self.slopes)
+
+    def gradient(self, alpha: Array) -> Array:
+        return self.slopes * (alpha > self.edges)
+
+    def at(self, alpha: Array) -> float:
+        return float(self.value(torch.from_numpy(alpha)))
+
+
+def between(cost: Quadratic, k: int, share: float, least: float = 1e-6) -> float:
+    """A limit at ``share`` of the way from the smallest to the dense cost."""
+    low, high = cost.at(np.full(k, least)), cost.at(np.ones(k))
+    return low + share * (high - low)
+
+
+def run(admm: Admm, weights: Array, noise: float = 0.0, seed: int = 0) -> Admm:
+    """Loss sum_k w_k / sqrt(alpha_k), with noise in its gradient."""
+    rng = np.random.default_rng(seed)
+    while not admm.finished:
+        gradient = -0.5 * weights * admm.alpha**-1.5
+        admm.step(gradient + noise * np.abs(gradient).mean() * rng.normal(size=weights.size))
+    return admm
+
+
+def task_loss(alpha: Array, weights: Array) -> float:
+    return float((weights * alpha**-0.5).sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    k=st.one_of(st.integers(1, 12), st.integers(13, 200)),
+    budgets=st.integers(1, 3),
+    share=st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 1e-9, 1e-3, 0.999, 1.0])),
+    saturating=st.booleans(),
+    subproblem=st.sampled_from(["exact", "exact", "gradient"]),
+    metric=st.sampled_from(["cost", "cost", "logit"]),
+    project=st.booleans(),
+    sign=st.sampled_from([1.0, 1.0, -1.0, 0.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_budget_is_reached_and_never_exceeded(
+    k: int,
+    budgets: int,
+    share: float,
+    saturating: bool,
+    subproblem: str,
+    metric: str,
+    project: bool,
+    sign: float,
+    seed: int,
+) -> None:
+    """Also for losses that want to prune everything, or that say nothing; no setting depends on the case."""
+    rng = np.random.default_rng(seed)
+    kind = Saturating if saturating else Quadratic
+    costs = [kind.random(k, rng, unit=10.0 ** rng.integers(-6, 12)) for _ in range(budgets)]
+    least = rng.uniform(0.0, 0.2, k) if seed % 2 else np.zeros(k)
+    floor = np.maximum(least, 1e-6)
+    limits = [c.at(floor) + share * (c.at(np.ones(k)) - c.at(floor)) * (1 + 0.3 * j) for j, c in enumerate(costs)]
+    limits[0] = max(limits[0], costs[0].at(floor))
+    admm = Admm(
+        costs,
+        limits,
+        k,
+        pace=8,
+        settle=3,
+        minimum=least,
+        subproblem=subproblem,
+        metric=metric,
+        project_gradient=project,
+    )
+    run(admm, sign * np.exp(rng.normal(size=k)), noise=1.0, seed=seed)
+    alpha = admm.keep_ratios
+    used = np.array([c.at(alpha) / limit for c, limit in zip(costs, limits, strict=True)])
+    assert all(c.at(alpha) <= limit for c, limit in zip(costs, limits, strict=True))
+    assert (alpha >= least).all()
+    assert (alpha <= 1.0).all()
+    assert used.max() >= 0.995 or alpha.min() > 1 - 1e-5
+
+
+def test_a_projection_stops_at_the_edge_below_which_nothing_is_saved() -> None:
+    """The nearest point never lies beyond an edge. (Once it went straight down there, and the allocation with it.)"""
+    rng, beyond, runs = np.random.default_rng(0), 0, 100
+    for _ in range(runs):
+        k = int(rng.integers(2, 40))
+        cost, least, alpha = Kinked(k, rng), np.full(k, 0.05), rng.uniform(0.1, 1.0, k)
+        limit = cost.at(least) + rng.uniform(0.05, 0.9) * (cost.at(np.ones(k)) - cost.at(least))
+        admm = Admm([cost], [limit], k, pace=1, minimum=least)
+        admm.state.z = logit(np.clip(alpha, 0.05, 1 - 1e-6))
+        found = admm.keep_ratios
+        assert (1 - 1e-6) * limit <= cost.at(found) <= limit
+        beyond += bool(((found < cost.edges - 0.02) & (alpha > cost.edges)).any())
+    assert beyond <= 0.02 * runs
+
+
+@settings(max_examples=8, deadline=None)
+@given(k=st.integers(1, 30), seed=st.integers(0, 10**6), share=st.floats(0.05, 0.95))
+def test_the_unit_of_a_cost_changes_nothing(k: int, seed: int, share: float) -> None:
+    results = []
+    for unit in (1.0, 1e9, 1e-9):
+        cost = Quadratic.random(k, np.random.default_rng(seed), unit)
+        admm = Admm([cost], [between(cost, k, share)], k, pace=10)
+        results.append(run(admm, np.ones(k)).keep_ratios)
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(results[2], results[0], rtol=0, atol=1e-12)
+
+
+def test_without_a_loss_the_keep_ratios_stay_nearly_uniform() -> None:
+    cost = Quadratic.random(9, np.random.default_rng(1))
+    admm = run(Admm([cost], [between(cost, 9, 0.4)], 9, pace=20), np.zeros(9))
+    assert np.ptp(admm.keep_ratios) < 0.01  # the metric is that of each step's beginning
+
+
+@pytest.mark.parametrize(("k", "share"), [(4, 0.5), (10, 0.3), (25, 0.6)])
+def test_it_finds_the_optimum_and_its_price(k: int, share: float) -> None:
+    rng = np.random.default_rng(k)
+    cost, weights = Quadratic.random(k, rng), np.exp(0.7 * rng.normal(size=k))
+    limit = between(cost, k, share)
+    admm = run(Admm([cost], [limit], k, pace=150, settle=250, travel=8.0, smoothing=0.5), weights)
+
+    def best(limit: float) -> float:
+        def loss(z: Array) -> float:
+            return task_loss(np.asarray(expit(z)), weights)
+
+        def slope(z: Array) -> Array:
+            return np.asarray(-0.5 * weights * expit(z) ** -0.5 * expit(-z))
+
+        def room(z: Array) -> float:
+            return 1 - cost.at(np.asarray(expit(z))) / limit
+
+        def room_slope(z: Array) -> Array:
+            alpha = np.asarray(expit(z))
+            return -cost.gradient(alpha) * alpha * (1 - alpha) / limit
+
+        result = minimize(
+            loss,
+            np.zeros(k),
+            jac=slope,
+            constraints={"type": "ineq", "fun": room, "jac": room_slope},
+            bounds=[(-12, 12)] * k,
+            method="SLSQP",
+            options={"maxiter": 1000, "ftol": 1e-11},
+        )
+        assert result.success
+        return float(result.fun)
+
+    optimum = best(limit)
+    uniform = Admm([cost], [limit], k, pace=150).keep_ratios
+    gap = task_loss(uniform, weights) - optimum
+    assert gap > 0
+    assert task_loss(admm.keep_ratios, weights) - optimum < 0.02 * gap
+    (price,) = admm.prices()
+    step = 1e-3 * limit
+    assert price.binding
+    assert price.used == pytest.approx(1.0, abs=1e-3)
+    assert price.price == pytest.approx((best(limit - step) - best(limit + step)) / (2 * step), rel=0.05)
+
+
+def test_exact_projection_with_the_cost_metric_is_the_better_default() -> None:
+    """Share of the gap between uniform and optimal that noisy gradients close, over random cases."""
+    closed: dict[tuple[str, str], list[float]] = {}
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        cost, weights = Quadratic.random(12, rng), np.exp(rng.normal(size=12))
+        limit = between(cost, 12, 0.3)
+        uniform = task_loss(Admm([cost], [limit], 12, pace=1).keep_ratios, weights)
+        long = run(Admm([cost], [limit], 12, pace=80, settle=80, travel=6.0), weights)
+        optimum = task_loss(long.keep_ratios, weights)
+        for choice in (("exact", "cost"), ("gradient", "cost"), ("exact", "logit"), ("gradient", "logit")):
+            admm = Admm([cost], [limit], 12, pace=60, subproblem=choice[0], metric=choice[1])
+            value = task_loss(run(admm, weights, noise=1.0, seed=seed).keep_ratios, weights)
+            closed.setdefault(choice, []).append((uniform - value) / (uniform - optimum))
+    average = {choice: float(np.mean(values)) for choice, values in closed.items()}
+    assert max(average, key=lambda choice: average[choice]) == ("exact", "cost")
+    assert average["exact", "cost"] > 0.9
+
+
+def test_projection_meets_its_optimality_conditions() -> None:
+    rng = np.random.default_rng(0)
+    for k in (1, 3, 40):
+        cost = Quadratic.random(k, rng)
+        admm = Admm([cost], [between(cost, k, 0.4)], k, pace=1, metric="logit")
+        y = rng.normal(size=k)
+        limit = 0.93 * cost.at(expit(y)) / cost.at(np.ones(k))
+        z, mu = admm._project(y, np.array([limit]))
+        alpha = expit(z)
+        pull = mu[0] * cost.gradient(alpha) / cost.at(np.ones(k)) * alpha * (1 - alpha)
+        assert np.abs(y - z).max() <= 1.0
+        np.testing.assert_allclose(y - z, pull, atol=1e-8)
+        assert cost.at(alpha) / cost.at(np.ones(k)) == pytest.approx(limit, rel=1e-10)
+
+
+def test_only_the_binding_budget_has_a_price() -> None:
+    rng = np.random.default_rng(3)
+    tight, loose = Quadratic.random(6, rng), Quadratic.random(6, rng)
+    limits = [between(tight, 6, 0.3), between(loose, 6, 0.99)]
+    admm = run(Admm([tight, loose], limits, 6, pace=40), np.ones(6))
+    first, second = admm.prices()
+    assert first.binding
+    assert first.price > 0
+    assert not second.binding
+    assert second.price == 0
+    assert second.used < 0.999
+
+
+def test_the_pace_is_kept() -> None:
+    """A loss that pulls up leaves the cost of z on the schedule at every step: linear, then flat."""
+    cost = Quadratic.random(5, np.random.default_rng(4))
+    limit = between(cost, 5, 0.4)
+    admm = Admm([cost], [limit], 5, pace=20, settle=5)
+    seen = []
+    while not admm.finished:
+        admm.step(-np.ones(5))
+        assert cost.at(expit(admm.state.z)) <= admm.limits[0] * (1 + 1e-12)
+        seen.append(cost.at(expit(admm.state.z)))
+    steps = np.diff(seen[:20])
+    np.testing.assert_allclose(steps, steps.mean(), rtol=1e-6)
+    np.testing.assert_allclose(seen[19:], limit, rtol=1e-9)
+
+
+def test_projected_gradients_never_raise_theta() -> None:
+    cost = Quadratic.random(5, np.random.default_rng(4))
+    admm = Admm([cost], [between(cost, 5, 0.4)], 5, pace=20, project_gradient=True)
+    while not admm.finished:
+        before = admm.state.theta
+        admm.step(-np.arange(5.0))
+        assert (admm.state.theta <= before).all()
+
+
+def test_resumed_is_the_same_to_the_bit() -> None:
+    cost = Quadratic.random(7, np.random.default_rng(5))
+    limit, weights = between(cost, 7, 0.3), np.arange(1.0, 8.0)
+    whole = run(Admm([cost], [limit], 7, pace=12), weights)
+    first = Admm([cost], [limit], 7, pace=12)
+    for _ in range(7):
+        first.step(-0.5 * weights * first.alpha**-1.5)
+    second = Admm([cost], [limit], 7, pace=12)
+    second.load_state_dict(first.state_dict())
+    first.step(np.ones(7))  # the copy does not share memory
+    assert np.array_equal(run(second, weights).keep_ratios, whole.keep_ratios)
+    with pytest.raises(WidthError, match="shape"):
+        Admm([cost, cost], [limit, limit], 7, pace=12).load_state_dict(first.state_dict())
+
+
+@settings(max_examples=15, deadline=None)
+@given(k=st.integers(1, 50), seed=st.integers(0, 10**6), least=st.floats(0.01, 0.9))
+def test_infeasible_budgets_are_refused_at_once_with_the_smallest_feasible(k: int, seed: int, least: float) -> None:
+    cost = Quadratic.random(k, np.random.default_rng(seed), 1e6)
+    smallest = cost.at(np.full(k, least))
+    with pytest.raises(InfeasibleBudgetError, match="at least") as caught:
+        Admm([cost], [smallest * (1 - 1e-9)], k, pace=5, minimum=least)
+    assert caught.value.smallest is not None
+    assert caught.value.smallest == pytest.approx(smallest, rel=1e-12)
+    kept = run(Admm([cost], [caught.value.smallest], k, pace=5, minimum=least), np.ones(k)).keep_ratios
+    assert cost.at(kept) <= smallest
+    assert kept.min() >= least
+
+
+def test_a_budget_that_the_dense_network_keeps_is_finished_at_once() -> None:
+    cost = Quadratic.random(4, np.random.default_rng(6))
+    admm = Admm([cost], [cost.at(np.ones(4))], 4, pace=5)
+    assert admm.finished
+    assert (admm.keep_ratios == 1.0).all()
+    assert (admm.alpha == 1.0).all()
+    assert admm.prices()[0].price == 0.0
+    with pytest.raises(BudgetError, match="finished"):
+        admm.step(np.ones(4))
+
+
+def test_bad_input_is_refused_and_changes_nothing() -> None:
+    cost = Quadratic.random(3, np.random.default_rng(7))
+    limit = between(cost, 3, 0.5)
+    admm = Admm([cost], [limit], 3, pace=5)
+    before = admm.state_dict()
+    for wrong in (np.array([1.0, np.nan, 0.0]), np.array([np.inf, 0.0, 0.0]), np.ones(4)):
+        with pytest.raises(DsaError, match="3 finite numbers"):
+            admm.step(wrong)
+    after = admm.state_dict()
+    assert all(torch.equal(torch.as_tensor(before[name]), torch.as_tensor(after[name])) for name in before)
+    with pytest.raises(BudgetError, match="metric"):
+        Admm([cost], [limit], 3, pace=5, metric="none")
+    with pytest.raises(BudgetError, match="pace"):
+        Admm([cost], [limit], 3, pace=0)
+    with pytest.raises(BudgetError, match="limit"):
+        Admm([cost], [limit, limit], 3, pace=5)
+    with pytest.raises(BudgetError, match="finite"):
+        Admm([cost], [float("nan")], 3, pace=5)
+    with pytest.raises(BudgetError, match="positive"):
+        Admm([Quadratic(np.zeros((3, 3)), np.zeros(3))], [1.0], 3, pace=5)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import budgets
+from dsa_hw import find_groups
+from dsa_hw.channels.plan import Plan, apply_plan
+from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, ModelError, ProfileError
+from dsa_hw.pipeline.allocate import allocate
+from dsa_hw.pipeline.constraints import Work, prepare
+from dsa_hw.pipeline.refinement import Settings
+from dsa_hw.pipeline.verification import recheck
+from profilers import Protocol
+from tests.fakes.formula import Formula, Net
+
+SMALL = {"samples": 8, "holdout": 2, "grid": 8, "time_limit": 60.0, "progress": False}
+
+
+def test_counted_budgets_are_met_exactly_and_counted_on_the_smaller_network(net: Net, example: torch.Tensor) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    wanted = [budgets.FlopsBudget("50%"), budgets.ParamsBudget("70%")]
+    result = allocate(net, wanted, example_inputs=example, method="uniform", progress=False)
+    assert result.certificate.verdict == "MET"
+    assert result.certificate.utilisation >= 0.97
+    assert result.certificate.measurements == 1
+    flops, params = result.certificate.entries
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        result.model(example)
+    assert flops.measured == counter.get_total_flops() <= flops.limit
+    assert params.measured == sum(p.numel() for p in result.model.parameters()) <= params.limit
+    assert result.widths.to_dict() == result.plan.widths
+    assert (result.keep_ratios <= 1).all()
+    again = apply_plan(net, result.plan, example)
+    again.load_state_dict(result.model.state_dict())
+    assert torch.equal(again(example), result.model(example))
+
+
+def test_latency_is_profiled_measured_corrected_and_certified(
+    net: Net, example: torch.Tensor, formula: Formula, tmp_path: Path, counting: list[Any]
+) -> None:
+    result = allocate(
+        net, budget=budgets.LatencyBudget("60%"), example_inputs=example, target=formula, method="counting",
+        out=tmp_path / "run", **SMALL,
+    )  # fmt: skip
+    (entry,) = result.certificate.entries
+    assert entry.verdict == "MET", str(entry)
+    assert 0.97 <= entry.utilisation <= 1
+    assert result.certificate.measurements <= 6
+    assert entry.limit == pytest.approx(0.6 * entry.dense)
+    assert entry.target == "formula/device fp32"
+    assert entry.environment["formula"] == "1"
+    assert len(result.rounds) == result.certificate.measurements
+    assert "latency <= 60 %" in repr(result)
+    assert "MET" in repr(result)
+    for file in ("plan.json", "model.pt", "widths.csv", "rounds.csv", "history.csv", "profile.sqlite"):
+        assert (tmp_path / "run" / file).exists(), file
+
+    again = recheck(tmp_path / "run" / "plan.json", net, target=formula)
+    assert (again.now.verdict, again.same_device) == ("MET", True)
+    assert "still holds" in str(again)
+    formula.factor = 1.2  # everything is slower than it ever was here: a disturbed machine
+    assert recheck(result.plan, net, target=formula, time_limit=1).now.verdict == "CANNOT TELL"
+    formula.factor = 1.0
+
+    # The same call again: nothing is trained again, and the profile is not measured again.
+    samples = len(_samples(tmp_path / "run" / "profile.sqlite"))
+    allocate(
+        net, budget=budgets.LatencyBudget("60%"), example_inputs=example, target=formula, method="counting",
+        out=tmp_path / "run", **SMALL,
+    )  # fmt: skip
+    assert len(counting) == 1
+    assert len(_samples(tmp_path / "run" / "profile.sqlite")) == samples
+
+
+def _samples(store: Path) -> pd.DataFrame:
+    import profilers
+
+    return profilers.load(store).samples
+
+
+def test_an_absolute_promise_does_not_hold_on_a_slower_device(
+    net: Net, example: torch.Tensor, formula: Formula
+) -> None:
+    table = profile_table(net, example)
+    dense = float(table["seconds"].max())
+    result = allocate(
+        net, budgets.LatencyBudget(f"{0.7 * dense!r}s"), example_inputs=example, target=formula, profile=table,
+        method="uniform", progress=False, time_limit=60,
+    )  # fmt: skip
+    assert result.certificate.verdict == "MET", str(result.certificate)
+    formula.factor = 1.1
+    formula.describe = lambda: {"formula": "2", "cpu": "another"}  # type: ignore[method-assign]
+    found = recheck(result.plan, net, target=formula)
+    assert found.now.verdict == "NOT MET"
+    assert not found.same_device
+    assert "cpu" in found.device
+    assert "formula 1 -> 2" in found.versions
+    assert "another device" in str(found)
+
+
+def profile_table(net: Net, example: torch.Tensor, wrong: float = 1.0) -> pd.DataFrame:
+    """What the formula takes, times ``wrong``."""
+    from dsa_hw import shrink
+
+    groups, device, rng = find_groups(net, (example,)), Formula(noise=0.0), np.random.default_rng(0)
+    rows = [groups.sizes, *(8 * rng.integers(1, groups.sizes // 8 + 1) for _ in range(20))]
+    seconds = []
+    for row in rows:
+        small = shrink(net, groups, [np.arange(w) for w in row])
+        seconds.append(wrong * float(device.load(small, ()).run(1)[0]))
+    table = pd.DataFrame(rows, columns=list(groups.names))
+    table["seconds"], table["split"] = seconds, ["dense"] + ["train"] * 20
+    table.attrs = {
+        "names": list(groups.names), "sizes": groups.sizes.tolist(), "fingerprint": groups.fingerprint,
+        "target": device.title, "quantity": "latency", "unit": "s", "grid": dict.fromkeys(groups.names, 8),
+        "environment": {},
+    }  # fmt: skip
+    return table
+
+
+@pytest.mark.parametrize("wrong", [0.85, 1.15])
+def test_a_profile_of_another_day_is_corrected(net: Net, example: torch.Tensor, formula: Formula, wrong: float) -> None:
+    right = float(profile_table(net, example)["seconds"].max())
+    result = allocate(
+        net, budgets.LatencyBudget(f"{0.5 * right!r}s"), example_inputs=example, target=formula,
+        profile=profile_table(net, example, wrong), method="uniform", progress=False,
+    )  # fmt: skip
+    assert result.certificate.verdict == "MET", result.rounds.to_string()
+    assert result.certificate.utilisation >= 0.97, result.rounds.to_string()
+    assert 2 <= result.certificate.measurements <= 6
+
+
+def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
+    net: Net, example: torch.Tensor, formula: Formula, counting: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import profilers.profiling.api
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("profiled")
+
+    table = profile_table(net, example)
+    monkeypatch.setattr(profilers.profiling.api, "profile", refuse)
+    monkeypatch.setattr(Formula, "load", refuse)
+    common: dict[str, Any] = {"example_inputs": example, "target": formula, "method": "counting", "progress": False}
+    with pytest.raises(InfeasibleBudgetError) as impossible:
+        allocate(net, [budgets.LatencyBudget("50%"), budgets.FlopsBudget("0.01%")], **common)
+    assert impossible.value.smallest is not None
+    with pytest.raises(InfeasibleBudgetError, match="still costs"):
+        allocate(net, budgets.LatencyBudget("1us"), profile=table, **common)
+    with pytest.raises(BudgetError, match="above the dense network"):
+        allocate(net, budgets.LatencyBudget("1s"), profile=table, **common)
+    with pytest.raises(BudgetError, match="quantile"):
+        allocate(net, budgets.LatencyBudget("50%", quantile=0.42), **common)
+    with pytest.raises(BudgetError, match="no budget"):
+        allocate(net, [], **common)
+    with pytest.raises(DsaError, match="no method"):
+        allocate(net, budgets.FlopsBudget("50%"), example_inputs=example, method="nonsense")
+    assert counting == []
+
+
+def test_a_foreign_profile_is_refused(net: Net, example: torch.Tensor, formula: Formula) -> None:
+    table = profile_table(net, example)
+    table.attrs["target"] = "openvino/cpu fp32 x1"
+    with pytest.raises(ProfileError, match="openvino"):
+        allocate(
+            net, budgets.LatencyBudget("50%"), example_inputs=example, target=formula, profile=table, method="uniform"
+        )
+
+
+def test_the_tail_is_measured_where_the_budget_is_on_the_tail(
+    net: Net, example: torch.Tensor, formula: Formula
+) -> None:
+    work = Work(net, find_groups(net, (example,)), (example,))
+    lines = prepare(
+        [budgets.LatencyBudget("50%", quantile=0.95), budgets.LatencyBudget("50%")], work, formula,
+        profile_table(net, example),
+    )  # fmt: skip
+    readings = [line.gauge.read({"net": net}, 20.0)["net"] for line in lines]
+    assert [r.statistic for r in readings] == ["p95", "median"]
+    assert readings[0].value > readings[1].value
+
+
+def test_an_interrupted_run_does_not_train_again(
+    net: Net, example: torch.Tensor, tmp_path: Path, counting: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsa_hw.pipeline.meters import CountGauge
+
+    common: dict[str, Any] = {"example_inputs": example, "method": "counting", "progress": False, "out": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr(CountGauge, "read", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            allocate(net, budgets.FlopsBudget("50%"), **common)
+    result = allocate(net, budgets.FlopsBudget("50%"), **common)
+    assert result.certificate.verdict == "MET"
+    assert len(counting) == 1
+    allocate(net, budgets.FlopsBudget("60%"), **common)
+    assert len(counting) == 2, "another budget is another problem"
+    with torch.no_grad():
+        net.one.weight.mul_(2)
+    allocate(net, budgets.FlopsBudget("60%"), **common)
+    assert len(counting) == 3, "other weights are another problem"
+    (tmp_path / "proposal.pt").write_bytes(b"cut off")
+    allocate(net, budgets.FlopsBudget("60%"), **common)
+    assert len(counting) == 4
+
+
+def test_a_proposal_can_be_taken_to_another_budget(net: Net, example: torch.Tensor, counting: list[Any]) -> None:
+    first = allocate(net, budgets.FlopsBudget("60%"), example_inputs=example, method="counting", progress=False)
+    second = allocate(
+        net, budgets.FlopsBudget("30%"), example_inputs=example, method="counting", progress=False,
+        proposal=first.proposal,
+    )  # fmt: skip
+    assert second.certificate.verdict == "MET"
+    assert second.certificate.utilisation >= 0.97
+    assert len(counting) == 1
+
+
+def test_the_example_input_comes_from_the_first_layer(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    from dsa_hw.pipeline.example_inputs import example_for
+    from dsa_hw.zoo.torchvision_compat import torchvision
+
+    with caplog.at_level(logging.WARNING):
+        assert example_for(torchvision.models.resnet18())[0].shape == (1, 3, 224, 224)
+    assert "1x3x224x224 is assumed" in caplog.text
+    assert example_for(net)[0].shape == (1, 3, 32, 32), "halves the picture once: not a network for photographs"
+    assert example_for(nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2)))[0].shape == (1, 20)
+    fixed = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 28 * 28, 10))
+    assert example_for(fixed)[0].shape == (1, 1, 28, 28)
+    for model in (nn.Embedding(10, 4), nn.Conv1d(2, 3, 3), nn.ReLU()):
+        with pytest.raises(ModelError, match="example_inputs"):
+            example_for(model)
+
+
+def test_the_function_stays_a_function(net: Net) -> None:
+    """A submodule called ``allocate`` would take its place once it is imported."""
+    import dsa_hw
+
+    importlib.import_module("dsa_hw.pipeline.allocate")
+    importlib.import_module("dsa_hw.cli.allocate")
+    assert dsa_hw.allocate is allocate
+
+
+def test_onnx_runtime_from_end_to_end(net: Net, lenient: Protocol, tmp_path: Path) -> None:
+    """Really measured; what the busy machine of a test says about the verdict is not asserted, only that it fits."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    example = torch.randn(1, 3, 16, 16)
+    result = allocate(
+        net, budgets.LatencyBudget("70%"), example_inputs=example, target="onnxruntime/cpu", method="uniform",
+        protocol=lenient, out=tmp_path, settings=Settings(most=2), **{**SMALL, "time_limit": 16.0},
+    )  # fmt: skip
+    (entry,) = result.certificate.entries
+    assert entry.verdict == ("MET" if entry.most_used <= 1 else "NOT MET" if entry.least_used > 1 else "CANNOT TELL")
+    assert entry.low <= entry.measured <= entry.high
+    assert entry.runs >= lenient.least_runs
+    assert entry.environment["onnxruntime"] == onnxruntime.__version__
+    assert result.certificate.measurements <= 2
+    assert sum(p.numel() for p in result.model.parameters()) < sum(p.numel() for p in net.parameters())
+    path = result.export(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {session.get_inputs()[0].name: example.numpy()})
+    with torch.no_grad():
+        assert output == pytest.approx(result.model(example).numpy(), abs=1e-4)
+    assert Plan.load(tmp_path / "plan.json").certificate == result.plan.certificate
+    assert replace(result.plan, certificate=None).widths == result.widths.to_dict()
+
+
+def test_a_fitted_model_of_another_version_needs_force(
+    net: Net, example: torch.Tensor, formula: Formula, tmp_path: Path
+) -> None:
+    table = profile_table(net, example)
+    table.attrs["environment"] = {"formula": "0"}
+    file = budgets.fit(table, find_groups(net, (example,))).save(tmp_path / "latency.json")
+    settings: dict[str, Any] = {"example_inputs": example, "target": formula, "profile": file, "method": "uniform"}
+    with pytest.raises(ProfileError, match="formula"):
+        allocate(net, budgets.LatencyBudget("60%"), progress=False, **settings)
+    result = allocate(net, budgets.LatencyBudget("60%"), progress=False, force=True, **settings)
+    assert result.certificate.verdict == "MET", result.rounds.to_string()
+
+
+@pytest.mark.parametrize("budget", [5, "5ms", None, ["5ms"], [budgets.FlopsBudget("50%"), 0.5]])
+def test_a_budget_that_is_none_is_refused_with_the_correction(net: Net, budget: Any) -> None:
+    with pytest.raises(BudgetError, match=r"LatencyBudget\('5ms'\)"):
+        allocate(net, budget)

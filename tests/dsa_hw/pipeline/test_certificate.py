@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import budgets
+from dsa_hw.channels.plan import Plan
+from dsa_hw.errors import PlanError
+from dsa_hw.pipeline.certificate import Certificate, Reading, budget_of, describe, entry_of, verdict_of
+
+GAUGE = SimpleNamespace(title="onnxruntime/cpu fp32 x1", environment={"onnxruntime": "1.31"}, exact=False)
+DENSE = Reading(0.01, 0.0099, 0.0101, 300, "median")
+
+
+def reading(value: float, side: float = 0.005, doubt: str | None = None) -> Reading:
+    return Reading(value, value * (1 - side), value * (1 + side), 400, "median", doubt)
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.98, "MET"), (0.999, "CANNOT TELL"), (1.002, "CANNOT TELL"), (1.02, "NOT MET")]
+)
+def test_a_verdict_is_about_the_whole_interval(share: float, verdict: str) -> None:
+    assert verdict_of(reading(0.005 * share), 0.005)[0] == verdict
+
+
+def test_the_uncertainty_of_a_relative_limit_counts_too() -> None:
+    assert verdict_of(reading(0.005 * 0.993), 0.005)[0] == "MET"
+    assert verdict_of(reading(0.005 * 0.993), 0.005, DENSE)[0] == "CANNOT TELL"
+
+
+def test_what_cannot_be_trusted_cannot_be_told() -> None:
+    assert verdict_of(reading(0.001, doubt="busy"), 0.005)[0] == "CANNOT TELL"
+    assert verdict_of(Reading(math.nan, 0.0, math.inf), 0.005)[0] == "CANNOT TELL"
+
+
+def felt(value: float, share: float, error: float = 0.001, flaw: bool = False) -> Reading:
+    """Inflated by ``share``, where 2 % is allowed."""
+    low, high = value * 0.995, value * 1.005
+    doubt = "busy" if flaw or share > 0.02 else None
+    return Reading(value, low, high, 400, "median", doubt, None, None if flaw else (share, error), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("network", "dense", "verdict"),
+    [
+        (felt(0.0045, 0.06), felt(0.01, 0.06), "MET"),  # both alike: it cancels
+        (felt(0.0045, 0.06), felt(0.01, 0.05), "MET"),
+        (felt(0.0045, 0.06), felt(0.01, 0.03), "CANNOT TELL"),  # unlike
+        (felt(0.0045, 0.06, 0.01), felt(0.01, 0.06), "CANNOT TELL"),  # alike, but not known well
+        (felt(0.0045, 0.06, flaw=True), felt(0.01, 0.06), "CANNOT TELL"),  # another reason
+        (felt(0.0045, 0.06), DENSE, "CANNOT TELL"),  # not known of the dense one
+        (felt(0.0045, 0.01, 0.1), felt(0.01, 0.01, 0.1), "MET"),  # nothing to excuse
+    ],
+)
+def test_what_slows_both_networks_alike_cancels_in_a_share(network: Reading, dense: Reading, verdict: str) -> None:
+    budget = budgets.LatencyBudget("50%")
+    entry = entry_of(budget, GAUGE, 0.0045, 1.0, network, dense)
+    assert entry.verdict == verdict
+    assert (entry.doubt is None) == (verdict == "MET")
+    assert network.doubt is None or verdict_of(network, 0.005)[0] == "CANNOT TELL", "in milliseconds nothing cancels"
+
+
+@given(a=st.floats(0, 0.2), b=st.floats(0, 0.2))
+def test_a_ratio_that_is_trusted_is_off_by_no_more_than_allowed(a: float, b: float) -> None:
+    if felt(1.0, a, 0.0).doubt_beside(felt(1.0, b, 0.0)) is None:
+        assert abs((1 + a) / (1 + b) - 1) <= 0.02 + 1e-12
+
+
+@given(
+    value=st.floats(1e-6, 1.0), limit=st.floats(1e-6, 1.0), below=st.floats(0, 0.5), above=st.floats(0, 0.5)
+)  # fmt: skip
+def test_met_and_not_met_exclude_each_other(value: float, limit: float, below: float, above: float) -> None:
+    verdict, used, low, high = verdict_of(Reading(value, value * (1 - below), value * (1 + above), 9), limit)
+    assert low <= used <= high
+    assert (verdict == "MET") == (high <= 1)
+    assert (verdict == "NOT MET") == (low > 1)
+
+
+BUDGETS = [
+    budgets.LatencyBudget("5ms"),
+    budgets.LatencyBudget("33.3%", quantile=0.95, target="openvino/cpu"),
+    budgets.FlopsBudget("1.2G", convention="paper"),
+    budgets.MemoryBudget("64MiB"),
+    budgets.ParamsBudget("17%"),
+]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_a_budget_survives_json_to_the_last_digit(budget: budgets.Budget) -> None:
+    again = budget_of(json.loads(json.dumps(describe(budget))))
+    assert type(again) is type(budget)
+    assert again.quantity.dimension == budget.quantity.dimension
+    assert again.quantity.magnitude == pytest.approx(budget.quantity.magnitude, rel=1e-15)
+    assert str(again) == str(budget)
+
+
+def certificate(value: float) -> Certificate:
+    entries = (
+        entry_of(BUDGETS[0], GAUGE, 0.00491, 0.005, reading(value), DENSE),
+        entry_of(budgets.LatencyBudget("40%"), GAUGE, 0.0039, 0.005, reading(0.0039, doubt="busy"), DENSE),
+    )
+    return Certificate(entries, "2026-11-16", 3, {"dsa_hw": "0.1.0"})
+
+
+def test_the_line_says_what_was_asked_predicted_measured_and_decided() -> None:
+    line = str(certificate(0.00493).entries[0])
+    for part in ("latency <= 5 ms", "predicted 4.91 ms", "measured 4.93 ms [4.905, 4.955]", "400 runs", "98.6 %"):
+        assert part in line
+    assert line.endswith("MET")
+    assert "busy" in str(certificate(0.00493).entries[1])
+
+
+def test_a_relative_limit_comes_from_the_same_run() -> None:
+    entry = certificate(0.00493).entries[1]
+    assert entry.limit == pytest.approx(0.4 * DENSE.value)
+
+
+@pytest.mark.parametrize("value", [0.00493, math.nan])
+def test_json_round_trip_inside_a_plan(value: float, tmp_path: object) -> None:
+    made = certificate(value)
+    plan = Plan(("a",), (4,), ((0, 2),), {"a.weight": (4,)}, ((1, 3),), made.to_dict())
+    plan.save(f"{tmp_path}/plan.json")
+    again = Certificate.from_dict(Plan.load(f"{tmp_path}/plan.json").certificate)
+    assert json.dumps(again.to_dict()) == json.dumps(made.to_dict())
+    assert again.verdict == "CANNOT TELL"
+
+
+def test_the_worst_verdict_is_the_verdict() -> None:
+    assert certificate(0.0049).verdict == "CANNOT TELL"
+    assert certificate(0.0059).verdict == "NOT MET"
+
+
+@pytest.mark.parametrize(
+    "content", [None, {}, {"format": "other"}, {"format": "dsa_hw certificate 1", "entries": [{}]}]
+)
+def test_anything_else_is_refused(content: dict | None) -> None:
+    with pytest.raises(PlanError):
+        Certificate.from_dict(content)

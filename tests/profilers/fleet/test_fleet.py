@@ -1,0 +1,468 @@
+"""Fleets: workers in processes of their own, one of which dies; kinds; restarts; TLS; one network for two devices."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("distributed")
+
+import dask
+from distributed import Client, LocalCluster, Security
+
+import budgets
+import dsa_hw
+import profilers
+from dsa_hw import channels
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from profilers import latency
+from profilers.fleet import members as boards
+from profilers.fleet import on_worker as board
+from profilers.fleet import profile_fleet, tasks
+from profilers.fleet.bench import FleetBench, _next, _Wave
+from profilers.fleet.members import Board, Fleet, like, sort_into_kinds
+from profilers.fleet.profile import check_address
+from profilers.measuring import environment as environments
+from profilers.measuring.measurement import Protocol
+from profilers.networks.onnx_narrow import template as narrow
+from profilers.storage.store import Store
+from tests.fakes import fleet_board
+
+Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
+ROOT = Path(__file__).parents[3]
+RULES = Protocol()
+_MADE: dict[str, Any] = {}
+SMALL: dict[str, Any] = {"samples": 8, "holdout": 2, "grid": 4, "time_limit": 90.0, "protocol": RULES, "name": "tiny"}
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control that is a formula is known at once, and this machine's waits say nothing about it."""
+    monkeypatch.setattr(boards, "_CONTROL", 0.05)
+    monkeypatch.setattr(environments, "waited", lambda all_threads=False: None)
+
+
+@pytest.fixture(autouse=True)
+def exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has the same network: it is traced and exported in the first one."""
+
+    def remembered(name: str, real: Any) -> Any:
+        def once(*arguments: Any, **options: Any) -> Any:
+            if name not in _MADE:
+                _MADE[name] = real(*arguments, **options)
+            return _MADE[name]
+
+        return once
+
+    monkeypatch.setattr(narrow, "export", remembered("export", narrow.export))
+    monkeypatch.setattr(channels, "find_groups", remembered("groups", channels.find_groups))
+
+
+class Processes:
+    """A scheduler and workers, each a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, folder / "scheduler.json"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show",
+                    "--scheduler-file", str(self.file))  # fmt: skip
+        _until(self.file.exists)
+
+    @property
+    def address(self) -> str:
+        return str(json.loads(self.file.read_text())["address"])
+
+    def worker(self, name: str, resources: str, **variables: str) -> None:
+        self._start(name, "worker", "--scheduler-file", str(self.file), "--no-nanny", "--nthreads", "1", "--name", name,
+                    "--resources", resources, "--no-dashboard", "--local-directory", str(self.folder / name),
+                    "--preload", "tests.fakes.fleet_board",
+                    DSA_HW_CACHE=str(self.folder / f"cache-{name}"), DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False",
+                    **variables)  # fmt: skip
+
+    def _start(self, name: str, *command: str, **variables: str) -> None:
+        log = (self.folder / f"{name}.log").open("wb")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+        self.running[name] = subprocess.Popen(
+            [sys.executable, "-m", "dask", *command], stdout=log, stderr=log, env=environment
+        )
+
+    def wait(self) -> None:
+        with Client(self.address, set_as_default=False) as client:
+            client.wait_for_workers(len(self.running) - 1, timeout=60)
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+        for process in self.running.values():
+            process.wait()
+
+
+def _until(true: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    made = Processes(tmp_path_factory.mktemp("fleet"))
+    try:
+        made.worker("one", "boardformula/cpu=1,onnxruntime/cpu=1")
+        made.worker("mortal", "boardformula/cpu=1", FLEET_DIES_AT="1")
+        made.worker("slow", "boardformula/cpu=1", FLEET_FACTOR="1.3")
+        made.wait()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def here() -> Iterator[str]:
+    """The address of a fleet of two workers in this process."""
+    resources = {"boardformula/cpu": 1, "stepped/cpu": 1}
+    with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1",
+            dashboard_address=":0", resources=resources,
+        ) as cluster,
+    ):  # fmt: skip
+        yield cluster.scheduler_address
+
+
+def by_hand(row: Any, names: list[str], sizes: list[int], per: float = 1e-7) -> float:
+    stem, inner = (int(row[name]) for name, _ in sorted(zip(names, sizes, strict=True), key=lambda item: item[1]))
+    return 1e-3 + per * (27 * stem + 18 * stem * inner + 5 * stem)
+
+
+def check_table(table: pd.DataFrame, factor: float) -> None:
+    names, sizes = table.attrs["names"], table.attrs["sizes"]
+    assert table["split"].value_counts().to_dict() == {"train": 7, "holdout": 2, "dense": 1}
+    wanted = [factor * by_hand(row, names, sizes) for _, row in table.iterrows()]
+    assert table["seconds"].to_numpy() == pytest.approx(wanted, rel=0.003)
+
+
+def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
+    processes: Processes,
+    tiny: Network,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "p.sqlite"
+    real, unfinished = FleetBench.measure, []
+
+    def measure(*arguments: Any, **options: Any) -> Any:
+        found = real(*arguments, **options)
+        unfinished.extend(name for name, m in found.items() if not m.finished)
+        return found
+
+    monkeypatch.setattr(FleetBench, "measure", measure)
+    with caplog.at_level(logging.INFO):
+        tables = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
+    assert processes.running["mortal"].wait(10) == 9
+    assert not unfinished, "the wave of the board that died was done by another"
+    assert "mortal" in caplog.text
+    assert "is gone; its configurations go to other boards" in caplog.text
+    assert "slow kept apart from boardformula/cpu fp32 x1, control" in caplog.text
+    fast, slow = tables.items()
+    for (_, table), factor in ((fast, 1.0), (slow, 1.3)):
+        check_table(table, factor)
+        assert table.attrs["target"] == "boardformula/cpu fp32 x1"
+    assert all(kind.startswith("boardformula/cpu fp32 x1, control ") for kind in tables)
+    stored = profilers.load(out, protocol=RULES)
+    assert len(stored.profiles) == 2
+    assert {round(t["seconds"].max(), 9) for t in stored.profiles.values()} == {
+        round(t["seconds"].max(), 9) for t in tables.values()
+    }
+
+    # The same command again: both kinds are recognised by their controls, and nothing is measured twice.
+    again = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
+    assert list(again) == list(tables)
+    assert len(profilers.load(out, protocol=RULES).samples) == len(stored.samples)
+    for kind, table in tables.items():
+        pd.testing.assert_frame_equal(again[kind], table)
+
+
+def test_a_real_runtime_on_a_worker(processes: Processes, tiny: Network, lenient: Protocol, tmp_path: Path) -> None:
+    rules = {**SMALL, "samples": 3, "holdout": 1, "protocol": lenient}
+    (table,) = profile_fleet(*tiny, processes.address, "onnxruntime/cpu", out=tmp_path / "p.sqlite", **rules).values()
+    assert len(table) == 4
+    assert table.attrs["target"] == "onnxruntime/cpu fp32 x1"
+    assert table.attrs["agreement"] < 1e-4
+    assert (table["seconds"] > 0).all()
+    assert table.attrs["environment"]["onnxruntime"]
+
+
+def test_an_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) -> None:
+    out = tmp_path / "p.sqlite"
+    seen = []
+
+    def impatient(event: Any) -> None:
+        seen.append(event.stage)
+        if seen.count("measuring") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_fleet(*tiny, here, "boardformula/cpu", out=out, listener=impatient, **SMALL)
+    with Store(out) as store:
+        before = store.table("samples")[1]
+    assert before
+    (table,) = profile_fleet(*tiny, here, "boardformula/cpu", out=out, **SMALL).values()
+    check_table(table, 1.0)
+    with Store(out) as store:
+        after = store.table("samples")[1]
+    assert after[: len(before)] == before
+    done = {row[2] for row in before}
+    assert not done & {row[2] for row in after[len(before) :]}, "what was stored is not measured again"
+
+
+def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**SMALL, "samples": 14, "holdout": 3}
+    tables = profile_fleet(*tiny, here, "auto/any", out=tmp_path / "p.sqlite", **options)
+    assert set(tables) == {"boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"}
+    dense = {kind: float(t[t["split"] == "dense"]["seconds"].iloc[0]) for kind, t in tables.items()}
+    one, two = (f"{kind}/cpu" for kind in ("boardformula", "stepped"))
+    limits = {one: 0.75 * dense[f"{one} fp32 x1"], two: 0.6 * dense[f"{two} fp32 x1"]}
+    wanted = [
+        budgets.LatencyBudget(f"{1e3 * limits[target]!r}ms", target=target, profile=tables[f"{target} fp32 x1"])
+        for target in (one, two)
+    ]
+    monkeypatch.setattr(fleet_board.Formula, "artefact", "module")  # no exports for every correction
+    result = dsa_hw.allocate(
+        tiny[0], wanted, example_inputs=tiny[1], method="uniform", protocol=RULES, progress=False, minimum=0.1
+    )
+    assert result.certificate.verdict == "MET", str(result.certificate)
+    assert [entry.target for entry in result.certificate.entries] == ["boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"]
+    for entry, target in zip(result.certificate.entries, (one, two), strict=True):
+        measured = profilers.measure(result.model, tiny[1], target, protocol=RULES).seconds
+        assert measured == pytest.approx(entry.measured, rel=0.003)
+        assert measured <= limits[target]
+    assert max(entry.utilisation for entry in result.certificate.entries) > 0.8, "one of the two decides"
+
+
+def test_the_command(here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--model", "tests.fakes.fleet_networks:tiny", "--fleet", here, "--device", "cpu"]
+    rest = ["--samples", "4", "--holdout", "1", "--grid", "4", "--time-limit", "60"]
+    command = [*common, "--runtime", "boardformula", *rest]
+    assert latency.main([*command, "--out", str(tmp_path / "p.sqlite"), "--json"]) == 0
+    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
+    assert kind["kind"] == kind["target"] == "boardformula/cpu fp32 x1"
+    assert len(kind["configurations"]) == 5
+    assert latency.main([*command, "--out", str(tmp_path / "p.sqlite")]) == 0
+    assert capsys.readouterr().out.startswith("kind: boardformula/cpu fp32 x1\nnetwork")
+    assert latency.main([*common, "--runtime", "openvino"]) == 2
+    text = capsys.readouterr().err
+    assert "2 workers, which declare boardformula/cpu, stepped/cpu" in text
+    assert '--resources "openvino/cpu=1"' in text
+    assert latency.main([*command, "--self-check"]) == 2
+
+
+def test_boards_that_cannot_measure_are_left_out(
+    here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(MeasurementError, match="no board of the fleet can measure"):
+        profile_fleet(*tiny, here, "boardformula/cpu", **{**SMALL, "precision": "fp64"})
+    assert "precision 'fp64' is not known" in caplog.text
+    monkeypatch.setattr(fleet_board.Formula, "artefact", "module")
+    with pytest.raises(MeasurementError, match="no board of the fleet can measure"):
+        profile_fleet(*tiny, here, "boardformula/cpu", **SMALL)
+    assert "only ONNX files are sent to boards" in caplog.text
+    monkeypatch.setattr(fleet_board.Formula, "artefact", "onnx")
+
+    def broken(*_: Any) -> Any:
+        raise ProfileError("this network is refused")
+
+    monkeypatch.setattr(board, "_inputs", broken)
+    with pytest.raises(MeasurementError, match="cannot measure: this network is refused"):
+        profile_fleet(*tiny, here, "boardformula/cpu", **SMALL)
+
+
+def test_the_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_board.Stepped, "base", 0.0)
+    monkeypatch.setattr(fleet_board.Stepped, "multiple", 4)
+    (table,) = profile_fleet(
+        *tiny, here, "stepped/cpu", **{**SMALL, "samples": 3, "holdout": 0, "grid": "auto"}
+    ).values()
+    assert set(table.attrs["grid"].values()) == {4}
+    assert table.attrs["grid_evidence"]
+
+
+def test_a_wave_goes_to_a_board_that_has_not_tried_it_and_outlives_few() -> None:
+    a, b = introduced("a", 1.0), introduced("b", 1.0)
+    tried, new = _Wave(["one"], seen={a.address}), _Wave(["two"])
+    assert _next(deque([tried, new]), a, 2) is new
+    assert _next(deque([tried, new]), b, 2) is tried
+    assert _next(deque([tried]), a, 2) is None
+    assert _next(deque([tried]), a, 1) is tried, "nobody else is there"
+    gone: Any = SimpleNamespace(status="cancelled", cancel=lambda: None)
+    for _ in range(2):
+        FleetBench._lost(gone, new, b)
+    with pytest.raises(MeasurementError, match="3 boards were lost while they measured the same 1 networks"):
+        FleetBench._lost(gone, new, b)
+    broken: Any = SimpleNamespace(status="error", cancel=lambda: None, exception=lambda: ValueError("odd"))
+    with pytest.raises(MeasurementError, match="failed: ValueError: odd"):
+        FleetBench._lost(broken, tried, b)
+
+
+def introduced(name: str, control: float, **environment: str) -> Board:
+    about = {"environment": {"target": "t", "kernel": "6.1", **environment}, "control": control, "title": "t"}
+    return Board(f"tcp://{name}", "boardformula/cpu", name, about)
+
+
+def test_kinds() -> None:
+    assert like(1.0, 1.015, 0.015)
+    assert not like(1.0, 1.016, 0.015)
+    found = [introduced("c", 1.02), introduced("a", 1.0), introduced("b", 1.012), introduced("d", 1.0, kernel="6.2")]
+    kinds = sort_into_kinds(found, [], 0.015)
+    assert [sorted(b.name for b in kind.boards.values()) for kind in kinds] == [["a", "b"], ["d"], ["c"]]
+    assert len({json.dumps(kind.environment, sort_keys=True) for kind in kinds}) == 3
+    # Another day: the controls differ a little, the kinds are those of the store.
+    stored = [kind.environment for kind in kinds]
+    later = sort_into_kinds([introduced("b", 1.009), introduced("c", 1.026), introduced("e", 1.2)], stored, 0.015)
+    assert [kind.environment for kind in later[:2]] == [stored[0], stored[2]]
+    assert later[2].environment not in stored
+
+
+class Scripted:
+    """A client whose workers come and go, and introduce themselves at once."""
+
+    def __init__(self, **controls: float) -> None:
+        self.controls = controls
+
+        self.scheduler = SimpleNamespace(identity=self.identity)
+
+    def sync(self, function: Any, **options: Any) -> Any:
+        return function(**options)
+
+    def identity(self, n_workers: int) -> dict[str, Any]:
+        assert n_workers == -1, "all of them"
+        about = {"resources": {"boardformula/cpu": 1.0}, "nthreads": 2}
+        return {"workers": {name: {**about, "name": name} for name in self.controls}}
+
+    def submit(self, function: Any, *_: Any, workers: list[str], **options: Any) -> Any:
+        assert function is tasks.introduce
+        assert options["resources"] == {"boardformula/cpu": 1}
+        about = {**introduced(workers[0], self.controls[workers[0]]).about, "watched": True, "estimated": None}
+        return SimpleNamespace(done=lambda: True, status="finished", result=lambda: about, cancel=lambda: None)
+
+
+def test_boards_come_and_go(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(boards, "_GLANCE", 0.0)
+    client = Scripted(a=1.0, b=1.01)
+    fleet = Fleet(client, "auto/any", "fp32", 1)
+    (kind,) = fleet.meet([], 0.015)
+    assert "runs Dask's own profiler" in caplog.text
+    assert "--nthreads 1" in caplog.text
+    client.controls = {"b": 1.01, "c": 1.005, "odd": 1.5}
+    fleet.look()
+    fleet.look()
+    assert sorted(b.name for b in kind.boards.values()) == ["b", "c"]
+    assert "a (boardformula/cpu at a) is gone" in caplog.text
+    assert "odd (boardformula/cpu at odd) (control 1500 ms) is of no kind in this run" in caplog.text
+    client.controls = {"a": 1.0}
+    fleet.look()
+    assert [b.name for b in kind.boards.values()] == ["a"]
+
+
+def test_only_plain_data_crosses(tiny: Network) -> None:
+    samples = profilers.measure(
+        *tiny, target="torch/cpu", protocol=Protocol(worst=1e6, tolerance=1e6, waiting=1e6)
+    ).samples
+    text = json.dumps(board.packed(samples))
+    back = board.unpacked(json.loads(text))
+    for name in ("seconds", "visit", "before", "after", "wait"):
+        assert np.array_equal(getattr(back, name), getattr(samples, name), equal_nan=True)
+    half = (torch.randn(2, 3).half(), torch.arange(4))
+    packed = board.packed_inputs(half)
+    assert all(isinstance(part, (str, list, bytes)) for one in packed for part in one)
+    assert all(torch.equal(a, b) for a, b in zip(board._inputs(packed), half, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("address", "warns"),
+    [
+        ("tcp://192.0.2.1:8786", True),
+        ("tcp://scheduler:8786", True),
+        ("scheduler:8786", True),
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://localhost:8786", False),
+        ("tcp://[::1]:8786", False),
+        ("tls://192.0.2.1:8786", False),
+    ],
+)
+def test_plain_tcp_to_another_machine_warns(address: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    check_address(address)
+    assert ("neither encrypted nor authenticated" in caplog.text) == warns
+
+
+def test_bad_addresses_and_missing_packages(tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("http://x:1", "tcp://x", "tcp://:8786", "tcp://x:port", "inproc://x:1"):
+        with pytest.raises(ProfileError, match="write tcp://scheduler:8786"):
+            check_address(address)
+    with pytest.raises(ProfileError, match="at least 2"):
+        profile_fleet(*tiny, "tcp://127.0.0.1:1", samples=1)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'dsa-hw\[fleet\]'"):
+        profile_fleet(*tiny, "tcp://127.0.0.1:1")
+
+
+def test_importing_is_light() -> None:
+    """The command does without Dask, and Dask's scheduler, which imports the tasks, without torch."""
+    code = "import sys, profilers.latency, profilers.fleet.tasks; sys.exit(bool({'dask', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, str]:
+    """An authority and one certificate, as docs/guide/fleets.md makes them."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, cwd=tmp_path, capture_output=True)
+
+    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(*new, "-x509", "-days", "1", "-subj", "/CN=fleet", "-keyout", "authority.key", "-out", "authority.pem")
+    openssl(*new, "-subj", "/CN=member", "-keyout", "member.key", "-out", "member.csr")
+    openssl("x509", "-req", "-in", "member.csr", "-CA", "authority.pem", "-CAkey", "authority.key", "-days", "1",
+            "-CAcreateserial", "-out", "member.pem")  # fmt: skip
+    return {name: str(tmp_path / name) for name in ("authority.pem", "member.pem", "member.key")}
+
+
+def test_tls_from_dasks_own_configuration(certificates: dict[str, str], tiny: Network) -> None:
+    pair = {"cert": certificates["member.pem"], "key": certificates["member.key"]}
+    settings = {
+        "distributed.worker.profile.enabled": False,
+        "distributed.comm.require-encryption": True,
+        "distributed.comm.tls.ca-file": certificates["authority.pem"],
+        **{f"distributed.comm.tls.{role}": pair for role in ("scheduler", "worker", "client")},
+    }
+    with dask.config.set(settings):
+        cluster = LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, protocol="tls://", host="127.0.0.1",
+            dashboard_address=":0", security=Security(), resources={"boardformula/cpu": 1},
+        )  # fmt: skip
+    with cluster:
+        address = cluster.scheduler_address
+        assert address.startswith("tls://")
+        with dask.config.set(settings):
+            few = {**SMALL, "samples": 3, "holdout": 0}
+            (table,) = profile_fleet(*tiny, address, "boardformula/cpu", **few).values()
+        assert len(table) == 3
+        with pytest.raises(MeasurementError, match="certificates in Dask's configuration"):
+            profile_fleet(*tiny, address, "boardformula/cpu", **SMALL)

@@ -1,0 +1,159 @@
+"""A phone over adb, against a fake adb executable: no phone was ever connected to these tests."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import profilers
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from profilers.measuring.bench import Bench
+from profilers.measuring.measurement import Protocol
+from profilers.targets import resolve
+from profilers.targets.adb import Adb
+
+# The phone is a folder; times depend on the size of the file and on the threads, so that the truth is known.
+FAKE = """#!{python} -SE
+import hashlib, os, re, shlex, shutil, sys
+root = {root!r}
+words = sys.argv[1:]
+open(os.path.join(root, "log"), "a").write(shlex.join(words) + "\\n")
+assert words[:2] == ["-s", "PHONE1"], words
+where = lambda path: os.path.join(root, path.lstrip("/"))
+if words[2] == "get-state":
+    if os.path.exists(where("offline")):
+        sys.exit("error: device unauthorized.")
+    print("device")
+elif words[2] == "push":
+    if os.path.exists(where("full")):
+        sys.exit("adb: error: failed to copy: No space left on device")
+    shutil.copy(words[3], where(words[4]))
+elif words[2] == "shell":
+    for command in words[3].split("; "):
+        parts = shlex.split(command.replace("2>&1", ""))
+        if parts[0] == "test":
+            sys.exit(0 if os.path.exists(where(parts[2])) else 1)
+        elif parts[0] == "mkdir":
+            os.makedirs(where(parts[2]), exist_ok=True)
+        elif parts[0] == "sha256sum":
+            if not os.path.exists(where(parts[1])):
+                sys.exit("sha256sum: no such file")
+            print(hashlib.sha256(open(where(parts[1]), "rb").read()).hexdigest(), parts[1])
+        elif parts[0] == "getprop":
+            print({{"ro.product.model": "Pixel 0", "ro.soc.model": "Tensor"}}.get(parts[1], ""))
+        elif parts[0] == "echo":
+            print(parts[1])
+        elif parts[0].endswith("benchmark_model"):
+            flags = dict(p.lstrip("-").split("=") for p in parts[1:])
+            data = open(where(flags["graph"]), "rb").read()
+            if data == b"broken":
+                print("ERROR: The model is not a valid Flatbuffer file")
+            else:
+                us = 1e4 * len(data) / int(flags["num_threads"])
+                print("INFO: count=%s avg=1" % flags["warmup_runs"])
+                print("INFO: Inference timings in us: Init: 5685, First inference: 18535, Warmup (avg): 14462.3, "
+                      "Inference (avg): %g" % us)
+        else:
+            sys.exit(127)
+"""
+
+
+@pytest.fixture
+def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "phone"
+    binary = root / "data/local/tmp/benchmark_model"
+    binary.parent.mkdir(parents=True)
+    binary.write_bytes(b"a binary")
+    adb = tmp_path / "bin" / "adb"
+    adb.parent.mkdir()
+    adb.write_text(FAKE.format(python=sys.executable, root=str(root)))
+    adb.chmod(adb.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(adb.parent))
+    return root
+
+
+def convert(module: Any, inputs: tuple[Any, ...]) -> bytes:
+    """Not a converter: as many bytes as the module has channels, in hundreds."""
+    return b"x" * (sum(p.numel() for p in module.parameters()) // 100)
+
+
+def target(**options: Any) -> Adb:
+    return Adb("adb:PHONE1?runtime=litert", **{"convert": convert, **options})
+
+
+def test_a_network_is_pushed_once_under_its_hash_and_timed_there(phone: Path) -> None:
+    found = target(threads=2)
+    found.check()
+    assert found.title == "litert/adb:PHONE1 fp32 x2"
+    loaded = found.load(b"network", ())
+    name = hashlib.sha256(b"network").hexdigest()
+    assert (phone / f"data/local/tmp/dsa_hw/{name}.tflite").read_bytes() == b"network"
+    assert loaded.run(3) == pytest.approx([0.035] * 3)
+    control = found.load(b"control!", ())
+    before, warm, kept, after = found.sequence([(control, 4), (loaded, 5), (loaded, 9), (control, 4)])
+    assert (before[0], kept[0], after[0]) == (pytest.approx([0.04]), pytest.approx([0.035]), pytest.approx([0.04]))
+    assert len(warm[0]) == 0
+    assert np.isnan(kept[1])
+    last = (phone / "log").read_text().splitlines()[-1]
+    assert last.count("--graph=") == 3, "a visit is one command"
+    assert "--warmup_runs=5 --num_runs=9" in last
+    assert "--num_threads=2" in last
+    found.load(b"network", ())
+    assert (phone / "log").read_text().count("push") == 2, "what is there is not sent again"
+    (phone / f"data/local/tmp/dsa_hw/{name}.tflite").write_bytes(b"damaged")
+    found.load(b"network", ())
+    assert (phone / f"data/local/tmp/dsa_hw/{name}.tflite").read_bytes() == b"network"
+
+
+def test_profile_end_to_end_says_that_no_phone_was_used(
+    phone: Path, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: Protocol
+) -> None:
+    table = profilers.profile(*tiny, target=target(), samples=3, holdout=0, grid=8, protocol=lenient, time_limit=60)
+    assert len(table) == 3
+    widths = table[table.attrs["names"]].to_numpy()
+    assert (np.diff(table["seconds"].to_numpy()[np.argsort(widths.sum(axis=1))]) >= 0).all()
+    about = table.attrs["environment"]
+    assert "fake adb executable" in about["adb"]
+    assert (about["board"], about["cpu"], about["kernel"]) == ("Pixel 0", "Tensor", "not visible")
+    assert about["python"] == "not visible", "nothing of this computer passes for the phone's"
+
+
+def test_a_scan_has_as_many_rows_as_asked_for(phone: Path, lenient: Protocol) -> None:
+    found = target()
+    bench = Bench(found, protocol=lenient, control=found.load(b"c", ()))
+    assert bench.reference.seconds == pytest.approx(0.01)
+    assert bench.scan(0.1).seconds == pytest.approx(np.full(20, 0.01))
+
+
+def test_errors_name_the_remedy(phone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSA_HW_HOME", str(phone / "nothing"))
+    with pytest.raises(MissingDependencyError, match="dsa-hw setup ethos-u"):
+        resolve("adb:PHONE1?runtime=litert")
+    with pytest.raises(MeasurementError, match="not a valid Flatbuffer"):
+        target().load(b"broken", ()).run(1)
+    (phone / "full").touch()
+    with pytest.raises(MeasurementError, match="No space left on device"):
+        target().load(b"another", ())
+    (phone / "data/local/tmp/benchmark_model").unlink()
+    with pytest.raises(MissingDependencyError, match="push benchmark_model"):
+        target().check()
+    (phone / "offline").touch()
+    with pytest.raises(MissingDependencyError, match=r"unauthorized.*USB debugging"):
+        target().check()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MissingDependencyError, match="platform-tools"):
+        target().check()
+
+
+@pytest.mark.parametrize("address", ["adb:", "adb:-d", "adb:a b", "adb:X?runtime=torch", "adb:X?shell=sh", "adb:X?y"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(ProfileError):
+        Adb(address)

@@ -1,0 +1,231 @@
+"""A table as a device: made tables with known sums, then the Raspberry Pi's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import budgets
+import profilers
+from dsa_hw.channels import find_groups, shrink
+from dsa_hw.errors import ProfileError
+from dsa_hw.zoo import models
+from profilers import latency
+from profilers.measuring.measurement import Protocol
+from profilers.targets import resolve
+
+Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
+PI = Path(__file__).parents[4] / "shared/data/rpi3_wrn40_2/rpi3_wrn40_2_table.csv.gz"
+
+
+def cost(c_in: int, c_out: int) -> float:
+    return 1e-5 + 1e-7 * c_in * c_out
+
+
+def made(path: Path, step: int = 1, hole: tuple[int, int] | None = None) -> Path:
+    """A table for the small network, at multiples of ``step``: convolutions on 16x16, and the linear layer behind."""
+    rows = []
+    for c_in in (3, *range(step, 25, step)):
+        for c_out in range(step, 25, step):
+            if (c_in, c_out) != hole:
+                rows.append((16, "3", 1, c_in, c_out, 1e3 * cost(c_in, c_out)))
+    rows += [(1, "linear", 1, c_in, 5, 1e3 * 2e-6 * c_in) for c_in in range(step, 25, step)]
+    frame = pd.DataFrame(rows, columns=["hw_in", "k", "stride", "c_in", "c_out", "latency_ms"])
+    frame.drop_duplicates(["hw_in", "k", "c_in", "c_out"]).to_csv(path, index=False)
+    return path
+
+
+def by_hand(stem: int, inner: int) -> float:
+    return cost(3, stem) + cost(stem, inner) + cost(inner, stem) + 2e-6 * stem
+
+
+def test_the_time_of_a_network_is_the_sum_of_its_entries(tiny: Network, tmp_path: Path) -> None:
+    device = f"table:{made(tmp_path / 't.csv')}"
+    found = profilers.measure(*tiny, target=device, name="tiny")
+    assert found.seconds == pytest.approx(by_hand(16, 24), rel=1e-12)
+    assert found.low == found.seconds == found.high
+    assert found.trusted
+    assert found.finished
+    assert found.runs == 1
+    assert found.estimated == "the table's word (t.csv)"
+    assert repr(found) == f"tiny on {device}: {1e3 * found.seconds:.4g} ms (the table's word (t.csv))"
+    operations = resolve(device).load(*tiny).operations
+    assert operations is not None
+    assert operations()["inner"] == pytest.approx(cost(16, 24))
+
+
+def test_profile_is_exact_deterministic_and_on_the_tables_grid(tiny: Network, tmp_path: Path) -> None:
+    device = f"table:{made(tmp_path / 't.csv', step=4)}"
+    options: dict[str, Any] = {"samples": 10, "holdout": 3, "out": tmp_path / "p.sqlite"}
+    table = profilers.profile(*tiny, target=device, **options)
+    stem, inner = table.attrs["names"]
+    if table.attrs["sizes"] != [16, 24]:
+        stem, inner = inner, stem
+    assert set(table.attrs["grid"].values()) == {4}
+    assert len(table) == 13
+    for _, row in table.iterrows():
+        assert row["seconds"] == pytest.approx(by_hand(int(row[stem]), int(row[inner])), rel=1e-12)
+        assert row["low"] == row["seconds"] == row["high"]
+    assert table.attrs["estimated"] == "the table's word (t.csv)"
+    assert table.attrs["untrusted"] == 0
+    assert set(table.attrs["environment"]) == {"target", "estimated", "table", "outside", "layers"}
+    again = profilers.profile(*tiny, target=device, **options)
+    pd.testing.assert_frame_equal(again, table)
+    assert len(profilers.load(options["out"]).samples) == len(table), "nothing is asked twice"
+    groups = find_groups(*tiny)
+    model = budgets.fit(table, groups)
+    assert model.predict(table).to_numpy() == pytest.approx(table["seconds"].to_numpy(), rel=0.02)
+    check = profilers.self_check(*tiny, target=device, configurations=3)
+    assert check.attrs["largest"] == 0.0
+
+
+def test_outside_is_refused_or_interpolated_as_asked(tiny: Network, tmp_path: Path) -> None:
+    path = made(tmp_path / "t.csv", step=4)
+    groups = find_groups(*tiny)
+    sizes = dict(zip(groups.names, groups.sizes, strict=True))
+    stem, inner = sorted(groups.names, key=lambda n: sizes[n])
+    widths = {stem: 10, inner: 22}
+    small = shrink(tiny[0], groups, [np.arange(widths[n]) for n in groups.names])
+    with pytest.raises(ProfileError, match=r"stem.*3 -> 10 channels\) is outside the table.*outside=interpolate"):
+        profilers.measure(small, tiny[1], f"table:{path}")
+    with pytest.raises(ProfileError, match="outside the table"):
+        profilers.measure(small, tiny[1], f"table:{path}?outside=refuse")
+    found = profilers.measure(small, tiny[1], f"table:{path}?outside=interpolate")
+    assert found.seconds == pytest.approx(by_hand(10, 22), rel=1e-12), "this cost is bilinear"
+    narrow = shrink(tiny[0], groups, [np.arange(2) for _ in groups.names])
+    with pytest.raises(ProfileError, match="beyond its ends a table says nothing"):
+        profilers.measure(narrow, tiny[1], f"table:{path}?outside=interpolate")
+    holed = made(tmp_path / "h.csv", step=4, hole=(12, 24))
+    with pytest.raises(ProfileError, match="holes"):
+        profilers.measure(small, tiny[1], f"table:{holed}?outside=interpolate")
+
+
+def test_what_a_table_does_not_have_is_refused(tiny: Network, tmp_path: Path) -> None:
+    device = f"table:{made(tmp_path / 't.csv')}"
+    strided = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1))
+    with pytest.raises(ProfileError, match=r"stride 2.*is of no kind"):
+        profilers.measure(strided, tiny[1], device)
+    depthwise = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    with pytest.raises(ProfileError, match=r"8 groups\) is of no kind"):
+        profilers.measure(depthwise, tiny[1], device)
+    with pytest.raises(ProfileError, match="transposed"):
+        profilers.measure(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 3)), tiny[1], device)
+    with pytest.raises(ProfileError, match="batch 1"):
+        profilers.measure(tiny[0], torch.randn(2, 3, 16, 16), device)
+
+
+def test_kinds_by_layer_names(tiny: Network, tmp_path: Path) -> None:
+    rows = [("stem", 3, 16, 5.0), ("inner", 16, 24, 7.0), ("back", 24, 16, 11.0), ("head", 16, 5, 13.0)]
+    frame = pd.DataFrame(rows, columns=["layer", "c_in", "c_out", "latency_us"])
+    frame.to_csv(tmp_path / "n.csv", index=False)
+    assert profilers.measure(*tiny, target=f"table:{tmp_path / 'n.csv'}").seconds == pytest.approx(36e-6)
+    named = tmp_path / "k.csv"
+    frame.assign(layer=["first", "up", "down", "out"]).rename(columns={"layer": "kind"}).to_csv(named, index=False)
+    layers = tmp_path / "layers.json"
+    layers.write_text(json.dumps({"first": "stem", "up": ["inner"], "down": "ba*", "out": "head"}))
+    found = profilers.measure(*tiny, target=f"table:{named}?layers={layers}")
+    assert found.seconds == pytest.approx(36e-6)
+    with pytest.raises(ProfileError, match="is of no kind"):
+        profilers.measure(*tiny, target=f"table:{named}")
+    layers.write_text(json.dumps({"second": "stem"}))
+    with pytest.raises(ProfileError, match="'second'"):
+        resolve(f"table:{named}?layers={layers}")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("c_in,c_out\n1,1\n", "a time"),
+        ("c_in,latency_ms\n1,1\n", "c_out"),
+        ("c_in,c_out,latency_ms\n1,1,1\n", "neither kernels nor names"),
+        ("kind,c_in,c_out,latency_ms\na,1,1,0\n", "row 2"),
+        ("kind,c_in,c_out,latency_ms\na,1,1,3\na,1,1,4\n", "two times"),
+        ("", "cannot be read"),
+    ],
+)
+def test_bad_tables(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(content)
+    with pytest.raises(ProfileError, match=words):
+        resolve(f"table:{path}")
+
+
+def test_bad_devices(tmp_path: Path) -> None:
+    path = made(tmp_path / "t.csv")
+    for device, words in (
+        ("table:", "no file"),
+        (f"table:{path}?outside=guess", "'guess'"),
+        (f"table:{path}?inside=no", "'inside'"),
+        (f"table:{tmp_path / 'absent.csv'}", "cannot be read"),
+        (f"torch/table:{path}", "leave --runtime out"),
+    ):
+        with pytest.raises(ProfileError, match=words):
+            resolve(device)
+    with pytest.raises(ProfileError, match="--precision"):
+        resolve(f"table:{path}", precision="fp16")
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "tests.fakes.machine:Tiny", "--input", "1x3x16x16"]
+    device = ["--device", f"table:{made(tmp_path / 't.csv')}"]
+    arguments = [*model, *device, "--samples", "8", "--holdout", "2", "--out", str(tmp_path / "p.sqlite")]
+    assert latency.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "not measured: the table's word (t.csv)" in text
+    assert "rejected" not in text
+    assert latency.main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["estimated"] == "the table's word (t.csv)"
+
+
+# Raspberry Pi 3, WideResNet-40-2 -------------------------------------------------------------------------------------
+
+KINDS = {"Conv_0": "conv1", "FC": "linear"} | {
+    kind: pattern
+    for g in (1, 2, 3)
+    for kind, pattern in (
+        (f"Stride_{g}", f"block{g}.0.conv1"),
+        (f"Skip_{g}", f"block{g}.0.shortcut"),
+        (f"No_Stride_{g}", [f"block{g}.*.conv2", f"block{g}.[1-9].conv1"]),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def pi(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if not PI.exists():
+        pytest.skip("the shared Raspberry Pi table is not here")
+    layers = tmp_path_factory.mktemp("pi") / "layers.json"
+    layers.write_text(json.dumps(KINDS))
+    return f"table:{PI}?layers={layers}"
+
+
+def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(pi: str, tmp_path: Path) -> None:
+    model, inputs = models.load("wrn40_2")
+    groups = find_groups(model, inputs)
+    entries = pd.read_csv(PI).set_index(["table", "c_in", "c_out"])["latency_s"]
+    expected = entries["Conv_0", 3, 16] + entries["FC", 128, 1]
+    for g, i, o in ((1, 16, 32), (2, 32, 64), (3, 64, 128)):
+        expected += entries[f"Stride_{g}", i, o] + entries[f"Skip_{g}", i, o] + 11 * entries[f"No_Stride_{g}", o, o]
+    table = profilers.profile(model, inputs, pi, samples=14, holdout=4, groups=groups, out=tmp_path / "pi.sqlite")
+    dense = table[table["split"] == "dense"].iloc[0]
+    assert dense["seconds"] == pytest.approx(expected, rel=1e-12)
+    cost = budgets.fit(table, groups)
+    limit = budgets.LatencyBudget("200ms", target=pi).limit(cost.dense)
+    low, high = 0.05, 1.0
+    for _ in range(30):  # the widest uniform keep ratio that the fitted model allows
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(cost(np.full(len(groups), middle))) <= 0.97 * limit else (low, middle)
+    widths = np.maximum((low * groups.sizes).astype(int), 1)
+    small = shrink(model, groups, [np.arange(w) for w in widths])
+    found = profilers.measure(small, inputs, pi, protocol=Protocol())
+    assert 0.9 * limit < found.seconds <= limit
+    assert found.estimated == f"the table's word ({PI.name})"
+    plain = profilers.measure(small, inputs, f"table:{PI}")
+    assert plain.seconds == pytest.approx(found.seconds, rel=0.05), "kinds by geometry: near, not the same"

@@ -1,0 +1,266 @@
+"""Targets: one contract, and a new one in a few lines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import profilers
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from profilers.measuring.measurement import Protocol
+from profilers.networks.builder import load_module
+from profilers.networks.onnx_export import export, generic
+from profilers.targets import Loaded, Target, base, register, resolve, runtimes
+
+ONNX = ("onnxruntime", "openvino")
+
+
+def artefact(target: Target, model: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    return export(model, inputs).SerializeToString() if target.artefact == "onnx" else model
+
+
+@pytest.mark.parametrize("runtime", ["torch", *ONNX])
+def test_contract(runtime: str, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    model, inputs = generic(tiny[0]), tiny[1]
+    target = resolve(f"{runtime}/cpu", threads=1)
+    with target.active():
+        loaded = target.load(artefact(target, model, inputs), inputs)
+        seconds = loaded.run(5)
+        assert seconds.shape == (5,)
+        assert (seconds > 0).all()
+        assert (seconds < 1).all()
+        assert loaded.outputs is not None
+        assert loaded.operations is not None
+        with torch.no_grad():
+            expected = model(*inputs).numpy()
+        np.testing.assert_allclose(loaded.outputs()[0], expected, rtol=1e-3, atol=1e-4)
+        operations = loaded.operations()
+    assert operations
+    assert all(v >= 0 for v in operations.values())
+    described = target.describe()
+    assert described
+    assert all(isinstance(v, str) for v in described.values())
+    assert target.title == f"{runtime}/cpu fp32 x1"
+
+
+def test_session_options_are_recorded() -> None:
+    text = resolve("onnxruntime/cpu", threads=2).describe()["session"]
+    assert "intra_op_num_threads=2" in text
+    assert "allow_spinning=0" in text
+
+
+def test_telemetry_of_onnxruntime_is_off_before_it_is_imported() -> None:
+    code = (
+        "import sys, os; from profilers.targets import resolve; assert 'onnxruntime' not in sys.modules; "
+        "resolve('onnxruntime/cpu'); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "1"
+
+
+def test_torch_gives_its_threads_back() -> None:
+    before = torch.get_num_threads()
+    with resolve("torch/cpu", threads=before + 1).active():
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("torch/cuda", ("CUDA", "--device cpu")),
+        ("torch/cuda:7", ("cuda:7",)),
+        ("torch/mps", ("Apple silicon",)),
+        ("torch/tpu", ("cpu, cuda, cuda:N or mps",)),
+        ("tensorrt/cpu", ("pip install", "tensorrt")),
+        ("nonsense/cpu", ("onnxruntime", "register")),
+    ],
+)
+def test_what_is_missing_is_said_with_the_remedy(target: str, words: tuple[str, ...]) -> None:
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("this machine has more than a CPU")
+    with pytest.raises(MissingDependencyError) as error:
+        resolve(target)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+    assert all(w in str(error.value) for w in words)
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ProfileError, match="fp32 or fp16"):
+        resolve("torch/cpu", precision="int3")
+    with pytest.raises(ProfileError, match="threads"):
+        resolve("torch/cpu", threads=0)
+    with pytest.raises(MissingDependencyError, match="CPU"):
+        base._find("openvino")("cuda").check()
+
+
+def test_a_broken_clock_is_refused() -> None:
+    with pytest.raises(MeasurementError, match="clock is broken"):
+        Loaded(lambda: None, clock=lambda n: np.zeros(n)).run(3)
+    with pytest.raises(MeasurementError, match="clock is broken"):
+        Loaded(lambda: None, clock=lambda n: np.ones(n + 1)).run(3)
+
+
+def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: Protocol) -> None:
+    """The example of docs/guide/profiling.md."""
+
+    @register("scripted")
+    class Scripted(Target):
+        def load(self, artefact: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Loaded:
+            traced = torch.jit.freeze(torch.jit.trace(artefact.eval(), inputs))
+            return Loaded(lambda: traced(*inputs))
+
+        def describe(self) -> dict[str, str]:
+            return {"torchscript": torch.__version__}
+
+    try:
+        assert "scripted" in runtimes()
+        found = profilers.measure(*tiny, target="scripted/cpu", protocol=lenient, time_limit=20)
+        assert found.target == "scripted/cpu fp32 x1"
+        assert found.seconds > 0
+        assert found.environment["torchscript"] == torch.__version__
+        with pytest.raises(ProfileError, match="already registered"):
+            register("scripted")(type("Other", (Scripted,), {}))
+        table = profilers.profile(
+            *tiny, target="scripted", samples=4, holdout=1, grid=8, protocol=lenient, time_limit=60
+        )
+        assert len(table) == 5
+        assert table.attrs["prepared"] == "shrunk"
+    finally:
+        base._REGISTRY.pop("scripted", None)
+
+
+def test_fp16_artefacts(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    target = resolve("torch/cpu", precision="fp16")
+    loaded = load_module(*tiny, target)
+    assert target.title == "torch/cpu fp16 x1"
+    assert loaded.outputs is not None
+    assert np.isfinite(loaded.outputs()[0]).all()
+    result = loaded.once()
+    assert isinstance(result, torch.Tensor)
+    assert result.dtype == torch.float16
+    assert all(p.dtype == torch.float32 for p in tiny[0].parameters()), "the original is untouched"
+
+
+def test_what_a_runtime_refuses_is_one_line() -> None:
+    with pytest.raises(MeasurementError, match="refuses the network") as error:
+        resolve("onnxruntime/cpu").load(b"no model", (torch.zeros(1),))
+    assert "\n" not in str(error.value)
+    with pytest.raises(MeasurementError, match="refuses the network"):
+        resolve("openvino/cpu").load(b"no model", (torch.zeros(1),))
+
+
+class FakeTensorRT(types.ModuleType):
+    """What TensorRT's documentation says of the builder, as far as we call it; records the calls."""
+
+    __version__ = "11.4.0"
+
+    class Logger:
+        WARNING = 2
+        ERROR = 1
+
+        def __init__(self, level: int) -> None: ...
+
+    class NetworkDefinitionCreationFlag:
+        STRONGLY_TYPED = 1
+
+    class ProfilingVerbosity:
+        DETAILED = "detailed"
+
+    def __init__(self) -> None:
+        super().__init__("tensorrt")
+        self.flags: list[int] = []
+        self.caches: list[bytes] = []
+        fake = self
+
+        class Cache:
+            def __init__(self, content: bytes) -> None:
+                self.content = content
+
+            def serialize(self) -> bytes:
+                return self.content + b"+kernel"
+
+        class Config:
+            profiling_verbosity = None
+
+            def create_timing_cache(self, content: bytes) -> Cache:
+                fake.caches.append(content)
+                return Cache(content)
+
+            def set_timing_cache(self, cache: Cache, ignore_mismatch: bool) -> None:
+                assert ignore_mismatch is False
+                self.cache = cache
+
+            def get_timing_cache(self) -> Cache:
+                return self.cache
+
+        class Builder:
+            def __init__(self, logger: object) -> None: ...
+
+            def create_network(self, flags: int) -> str:
+                fake.flags.append(flags)
+                return "network"
+
+            def create_builder_config(self) -> Config:
+                return Config()
+
+            def build_serialized_network(self, network: str, config: Config) -> bytes:
+                return b"plan"
+
+        class OnnxParser:
+            num_errors = 1
+
+            def __init__(self, network: str, logger: object) -> None: ...
+
+            def parse(self, content: bytes) -> bool:
+                return content == b"onnx"
+
+            def get_error(self, index: int) -> str:
+                return "no such operation"
+
+        self.Builder, self.OnnxParser = Builder, OnnxParser
+
+
+def test_tensorrt_builds_are_strongly_typed_and_share_a_timing_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTensorRT()
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
+    target = base._find("tensorrt")("cuda")
+    assert [target._build(b"onnx") for _ in range(3)] == [b"plan"] * 3  # type: ignore[attr-defined]
+    assert fake.flags == [1 << 1] * 3
+    assert fake.caches == [b"", b"+kernel", b"+kernel+kernel"]
+    with pytest.raises(MeasurementError, match="no such operation"):
+        target._build(b"something else")  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_tensorrt_without_a_gpu_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runtime crashes the process there, so the GPU is asked for first."""
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTensorRT())
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("TensorRT was started"))
+    with pytest.raises(MissingDependencyError, match="needs a CUDA device"):
+        base._find("tensorrt")("cuda").check()
+
+
+@pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler")
+def test_compile_runs_compiled_code_for_every_configuration() -> None:
+    from torch._dynamo.utils import counters
+
+    target = resolve("compile/cpu")
+    torch._dynamo.reset()
+    counters.clear()
+    x = torch.randn(2, 4)
+    for width in (3, 5):
+        loaded = target.load(nn.Sequential(nn.Linear(4, width), nn.ReLU()), (x,))
+        assert loaded.run(2).shape == (2,)
+    assert counters["stats"]["unique_graphs"] >= 2, "a compiled graph for each width, no falling back to eager"
