@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS := all,dev,docs
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs dist-check clean
 
 # Made again only when what is asked for changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+dist-check: $(VENV)/.installed
+	.ci/wheel-smoke $(VENV)
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
