@@ -1,0 +1,45 @@
+"""The code blocks of docs/development/extending.md run, and what they add works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import profilers
+from profilers.targets import base
+
+PAGE = Path(__file__).parents[2] / "docs" / "development" / "extending.md"
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the blocks of the page define; their registrations end with the test."""
+    from dsa_hw.methods import registry
+
+    registry.methods()  # fill both registries before they are copied
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    found: dict[str, Any] = {}
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE), 1):
+        exec(compile(block, f"extending.md, block {number}", "exec"), found)
+    return found
+
+
+def test_added_method_and_cost_meet_their_budgets(names: dict[str, Any]) -> None:
+    smaller = sum(
+        p.numel() for p in names["result"].model.parameters()
+    )  # 8-bit weights under WeightMemoryBudget("4kB")
+    assert smaller <= 4000 < sum(p.numel() for p in names["model"].parameters())
+    assert "MET" in str(names["result"].certificate)
+
+
+def test_added_target_measures(names: dict[str, Any]) -> None:
+    rules = profilers.Protocol(precision=0.05, worst=1e6, tolerance=1e6, waiting=1e6, visit=1e-3, warm_in=1e-4)
+    found = profilers.measure(
+        names["model"], names["example_inputs"], target="torchscript/cpu", protocol=rules, time_limit=20
+    )
+    assert found.target.startswith("torchscript/cpu")
+    assert found.environment["torchscript"] == names["torch"].__version__
