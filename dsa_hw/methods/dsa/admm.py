@@ -1,10 +1,10 @@
-"""Keep ratios under budgets: theta, z, u1, u2 of Eq. (6)-(7) of the paper, without units and without luck.
+"""ADMM for keep ratios under one or more budgets (Eqs. 7-9 of the DSA paper).
 
     minimise L(alpha)  subject to  F_j(alpha) <= B_j,  alpha = sigmoid(theta),  theta = z,  F_j(sigmoid(z)) <= B_j
 
 Every cost is divided by its value at alpha = 1, so nothing depends on its unit. One step is
 
-    theta = z - (u2 + dL/dtheta) / rho2                       a gradient step of size 1/rho2 on Eq. (6), line 1
+    theta = z - (u2 + dL/dtheta) / rho2                       a gradient step of size 1/rho2 on Eq. (8), line 1
     z     = the point of {F_j <= B_j} nearest to theta + u2/rho2                                        line 2
     u2    = u2 + rho2 (theta - z)                                                                       line 3
 
@@ -36,6 +36,8 @@ _Array = NDArray[np.float64]
 _EDGE = 1e-6
 # A group that turned round so often in a projection stands at an edge of its cost.
 _TURNS = 4
+# Curvature of the penalty over that of the proximal term in the paper's inner problem (Eq. 9).
+_STIFFNESS = 10.0
 
 
 class Valued(Protocol):
@@ -108,8 +110,10 @@ class Admm:
     travel           how far the loss may move a typical theta in all steps together
     metric           "cost": dL is weighed against dF of each group, and without a loss all groups shrink alike;
                      "logit": the paper's Euclidean distance of theta
-    subproblem       "exact" projection, or the paper's "gradient" steps
-    project_gradient the paper's shortcut: keep ratios never grow
+    subproblem       how z is found: "exact" projection, which meets the budget exactly and has no constants, or the
+                     paper's "gradient" steps (Eq. 9), which end near it
+    project_gradient set negative entries of the gradient of theta to 0, so that theta never grows; the paper does so
+                     "to reach the budget faster"
     smoothing        weight of the past in the averaged gradient
     """
 
@@ -261,22 +265,39 @@ class Admm:
         return _project(self._costs, y, limits, self._box, self._weights)
 
     def _gradient_steps(self, rho2: _Array, limits: _Array, steps: int = 50) -> tuple[_Array, _Array]:
-        """Eq. (7): descent on z and ascent on u1, 50 steps as in the paper.
+        """Solve Eq. (9) for z and u1 by descent on z and ascent on u1, in 50 steps as in the paper.
 
-        The paper's rho1 = 0.01 and step 1e-3 belong to raw FLOPs. Here rho1 is 10 times what makes the penalty as
-        curved as the proximal term, and the step is one over the sum of the curvatures.
+        The step of z is one over the sum of the curvatures of Eq. (9), see ``_inner_gradient``.
+
+        The ascent u1 = u1 + rho1 [F(z) - B]_+ uses F(z), because [F(z) - B]_+ is the derivative of Eq. (9) by u1. The
+        paper writes F(theta). But theta does not change in these steps, so u1 would grow by the same amount in each
+        of them, whether or not z already keeps the budget.
         """
-        state, stiffness = self.state, 10.0
-        z, u1 = state.z, state.u1
+        z, u1 = self.state.z, self.state.u1
         for _ in range(steps):
-            alpha = self._box.alpha(z)
-            over = np.maximum(self._costs.values(alpha) - limits, 0.0)
-            grads = self._costs.gradients(alpha) * _slope(alpha)
-            rho1 = stiffness / np.maximum((grads**2 / rho2).sum(1), np.finfo(float).tiny)
-            total = (u1 + rho1 * over) @ grads - state.u2 - rho2 * (state.theta - z)
-            z = self._box.clip(z - total / (rho2 * (1.0 + stiffness * over.size)))
+            total, over, rho1 = self._inner_gradient(z, u1, rho2, limits)
+            z = self._box.clip(z - total / (rho2 * (1.0 + _STIFFNESS * over.size)))
             u1 = u1 + rho1 * over
         return z, u1
+
+    def _inner_gradient(self, z: _Array, u1: _Array, rho2: _Array, limits: _Array) -> tuple[_Array, _Array, _Array]:
+        """Gradient (K,) of Eq. (9) by z, with [F(z) - B]_+ (J,) and rho1 (J,).
+
+            u1 [F(z) - B]_+ + rho1/2 [F(z) - B]_+^2 + u2 (theta - z) + rho2/2 |theta - z|^2
+
+        (The paper prints no "+" between the first two terms and no subscript at the square; its text derives both
+        terms from the constraint [F(z) - B]_+ = 0.) Where a budget is kept both of its terms are 0, so u1 has no
+        effect there.
+
+        The paper's rho1 = 0.01 and its step 1e-3 belong to raw FLOPs. Here rho1 is ``_STIFFNESS`` times the value at
+        which the penalty is as curved as the proximal term.
+        """
+        alpha = self._box.alpha(z)
+        over = np.maximum(self._costs.values(alpha) - limits, 0.0)
+        grads = self._costs.gradients(alpha) * _slope(alpha)
+        rho1 = _STIFFNESS / np.maximum((grads**2 / rho2).sum(1), np.finfo(float).tiny)
+        push = np.where(over > 0.0, u1 + rho1 * over, 0.0)
+        return push @ grads - self.state.u2 - rho2 * (self.state.theta - z), over, rho1
 
 
 def _slope(alpha: _Array) -> _Array:
