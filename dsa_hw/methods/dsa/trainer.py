@@ -81,8 +81,16 @@ class Recipe:
     def paper(cls, data: str = "cifar10", **changes: Any) -> Recipe:
         """The paper's set-up: 300 epochs on CIFAR-10, 120 on ImageNet, beta2 from 0.05 times 1.1 per epoch.
 
-        The paper allocates until the end. Once beta2 is in the tens of thousands (150 epochs) nothing moves any more;
-        the network is shrunk there, and the rest of the training is cheaper.
+        Masks are sampled for weights and keep ratios, one per batch (Eqs. 3 and 4). Soft masks cannot replace them: at
+        a beta2 of 0.05 they are nearly equal within a group, the next batch norm removes the common factor, and
+        dL/dalpha vanishes (docs/mathematics.md, section 2).
+
+        Two things differ from the paper. The paper allocates until the end. Once beta2 is in the tens of thousands
+        (150 epochs) nothing moves any more; the network is shrunk there, and the rest of the training is cheaper.
+        And the paper projects the gradients of theta to be nonnegative "to reach the budget faster" and stops at the
+        budget (Alg. 1). Here the budget is reached on a schedule and further steps follow at the budget. In these a
+        theta that cannot grow would follow the noise of the sampled gradients below the budget. To project all the
+        same, add ``"project_gradient": True`` to ``allocator``.
         """
         plans: dict[str, dict[str, Any]] = {
             "cifar10": {"warm_up": 20, "allocation": 150, "finetune": 130, "lr": 0.05, "milestones": (120, 180, 240)},
@@ -92,8 +100,13 @@ class Recipe:
             raise TrainingError(f"the paper has no recipe for {data!r}: choose from {', '.join(plans)}")
         plan = plans[data]
         growth = (0.05, 0.05 * 1.1 ** plan["allocation"])
-        # The paper's beta2 is one of importances, not of ranks.
-        return cls(**{"beta2": growth, "allocator": {"softness": "importance"}, "nesterov": False, **plan, **changes})
+        allocator = {
+            "softness": "importance",
+            "masks": "straight_through",
+            "samples": 1,
+            "weight_masks": "sampled",
+        }
+        return cls(**{"beta2": growth, "allocator": allocator, "nesterov": False, **plan, **changes})
 
     @classmethod
     def short(cls, epochs: float = 15.0, **changes: Any) -> Recipe:

@@ -15,6 +15,7 @@ from torch import nn
 from dsa_hw.channels.importance import scores
 from dsa_hw.errors import InfeasibleBudgetError, TrainingError, WidthError
 from dsa_hw.methods.dsa.allocator import Allocator
+from dsa_hw.methods.dsa.trainer import Recipe
 from dsa_hw.training.finetune import Endless
 from tests.fakes.networks import batches, trained, with_flops
 
@@ -273,6 +274,42 @@ def test_by_rank_every_group_is_equally_soft(model: nn.Module) -> None:
     soft = [float(((p - 0.5).abs() < 0.25).double().mean()) for p in one._layout.split(one._probabilities(alpha))]
     # |logit| < log 3 on either side of the threshold: a share 2 log(3) / beta2 of the units, up to one unit
     assert soft == pytest.approx([2 * np.log(3) / 20] * len(soft), abs=1 / min(one.groups.sizes))
+
+
+def plain_network(seed: int) -> nn.Module:
+    """Three convolutions with batch norms, trained a little: two inner groups, and one that a linear layer reads."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 12), (12, 16), (16, 20)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(20, 4))
+    optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for x, y in batches(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimiser.step()
+    return net
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_soft_masks_at_the_papers_beta2_have_no_gradient_behind_a_batch_norm(seed: int) -> None:
+    """Hence the sampled masks of ``Recipe.paper``. All keep ratios are sigmoid(1) = 0.73."""
+    net, batch = plain_network(seed), batches(1, size=64, seed=1)[0]
+    groups, flops, dense = with_flops(net)
+
+    def sensitivity(beta2: float, draw: int = 0, **options: Any) -> Any:
+        """|dL/dalpha| (K,)."""
+        options = {"beta2": (beta2, beta2), "start": 1.0, "smoothing": 0.0, "seed": draw, **options}
+        one = Allocator(net, groups, [flops], [0.3 * dense], steps=3, **options)
+        one.step(batch)
+        return np.abs(one.admm.state.gradient)
+
+    soft = sensitivity(0.05, softness="importance", masks="soft")
+    sampled = np.mean([sensitivity(0.05, draw, **Recipe.paper().allocator) for draw in range(8)], axis=0)
+    inner = slice(0, 2)
+    assert (soft[inner] < 0.01 * sampled[inner]).all()
+    assert (soft[inner] < 0.01 * sensitivity(10.0)[inner]).all()
+    assert soft[2] > 0.05 * sampled[2]  # no batch norm behind it: the identity does not hold there
 
 
 def test_an_unknown_softness_is_refused(model: nn.Module) -> None:

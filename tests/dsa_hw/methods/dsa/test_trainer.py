@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from dsa_hw.channels import masked
 from dsa_hw.errors import DsaError, ModelError, TrainingError
 from dsa_hw.methods.dsa.method import made_up_batches, output_distance
 from dsa_hw.methods.dsa.trainer import Recipe, Trainer
@@ -24,6 +25,8 @@ from dsa_hw.zoo import data
 from tests.fakes.networks import Small, batches, trained, with_flops
 
 SHORT = Recipe(warm_up=0.5, allocation=4, finetune=1.5, lr=0.05, weight_steps=2)
+# The paper's in all but its length.
+SCALED = Recipe.paper(warm_up=0.5, allocation=4, finetune=1.5, milestones=(2.4, 3.6, 4.8), weight_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +72,9 @@ class Interrupting(list):  # type: ignore[type-arg]
     [
         ({}, "train", 21),  # in the middle of an epoch and of the allocation
         ({"finetune": batches(11, seed=3)}, "finetune", 7),  # in the last stage, with a loader of its own
+        ({"recipe": SCALED}, "train", 13),  # while masks are sampled from probabilities that are neither 0 nor 1
     ],
-    ids=["allocating", "last stage"],
+    ids=["allocating", "last stage", "sampled masks"],
 )
 def test_interrupted_and_continued_gives_the_same(
     tmp_path: Path, options: dict[str, Any], loader: str, at: int
@@ -190,8 +194,41 @@ def test_the_papers_recipe() -> None:
     assert (recipe.weight_steps, recipe.momentum, recipe.weight_decay, recipe.lr) == (20, 0.9, 4e-5, 0.05)
     assert np.isclose((recipe.beta2[1] / recipe.beta2[0]) ** (1 / recipe.allocation), 1.1)
     assert Recipe.paper("imagenet").epochs == 120
+    for masks in (recipe.allocator, Recipe.paper("imagenet").allocator):
+        assert (masks["softness"], masks["masks"], masks["weight_masks"]) == (
+            "importance",
+            "straight_through",
+            "sampled",
+        )
     with pytest.raises(TrainingError, match="cifar10, imagenet"):
         Recipe.paper("mnist")
+
+
+def test_the_papers_recipe_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the budget, and with sampled masks: 0 or 1, for weights (drawn for every batch) and for keep ratios."""
+    for_weights: list[torch.Tensor] = []
+    for_ratios: list[torch.Tensor] = []
+
+    def recording(network: nn.Module, groups: Any, masks: list[torch.Tensor]) -> Any:
+        seen = for_ratios if masks[0].requires_grad else for_weights
+        seen.append(torch.cat(masks).detach().clone())
+        return masked(network, groups, masks)
+
+    monkeypatch.setattr("dsa_hw.methods.dsa.allocator.masked", recording)
+    torch.manual_seed(0)
+    result = trainer(Small(), SCALED).run()
+    history = result.allocator.history
+    assert len(for_weights) == 2 * len(for_ratios) == 2 * len(history)
+    for masks in (for_weights, for_ratios):
+        assert set(torch.cat(masks).tolist()) == {0.0, 1.0}
+    pairs = zip(for_weights[::2], for_weights[1::2], strict=True)  # two weight steps to each step of the keep ratios
+    assert not all(torch.equal(first, second) for first, second in pairs)
+    assert history["beta2"].iloc[0] == 0.05
+    # In the end at most the channel at the threshold of each group is undecided.
+    assert history["inexactness"].iloc[-1] <= 0.25 * len(result.widths) + 1e-3
+    assert result.model.useful.out_channels == result.widths[0] < 16
+    assert with_flops(result.model)[2] <= 0.5 * with_flops(Small())[2]
+    assert evaluate(result.model, batches(2, seed=9)) > 0.5
 
 
 def problem(model: nn.Module, share: float = 0.5, **changes: Any) -> Problem:
