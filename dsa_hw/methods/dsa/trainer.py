@@ -83,14 +83,14 @@ class Recipe:
 
         Masks are sampled for weights and keep ratios, one per batch (Eqs. 3 and 4). Soft masks cannot replace them: at
         a beta2 of 0.05 they are nearly equal within a group, the next batch norm removes the common factor, and
-        dL/dalpha vanishes (docs/mathematics.md, section 2).
+        dL/dalpha vanishes (docs/development/mathematics.md, section 2).
 
-        Two things differ from the paper. The paper allocates until the end. Once beta2 is in the tens of thousands
-        (150 epochs) nothing moves any more; the network is shrunk there, and the rest of the training is cheaper.
-        And the paper projects the gradients of theta to be nonnegative "to reach the budget faster" and stops at the
-        budget (Alg. 1). Here the budget is reached on a schedule and further steps follow at the budget. In these a
-        theta that cannot grow would follow the noise of the sampled gradients below the budget. To project all the
-        same, add ``"project_gradient": True`` to ``allocator``.
+        The paper allocates until the end. Once beta2 is in the tens of thousands (150 epochs) nothing moves any more;
+        the network is shrunk there, and the rest of the training is cheaper.
+
+        The paper also projects the gradients of theta to be nonnegative "to reach the budget faster", and stops at the
+        budget (Alg. 1). This recipe does not (``project_gradient`` of `Admm`): it reaches the budget on a schedule and
+        makes further steps there, in which a theta that cannot grow falls below the budget with the gradients' noise.
         """
         plans: dict[str, dict[str, Any]] = {
             "cifar10": {"warm_up": 20, "allocation": 150, "finetune": 130, "lr": 0.05, "milestones": (120, 180, 240)},

@@ -324,6 +324,18 @@ def test_projected_gradients_never_raise_theta() -> None:
         assert (admm.state.theta <= before).all()
 
 
+def test_projected_gradients_fall_below_the_budget_with_noise() -> None:
+    """Why no recipe projects: steps at the budget let theta fall but not rise again."""
+    cost = Quadratic.random(5, np.random.default_rng(4))
+    limit = between(cost, 5, 0.4)
+    used = {}
+    for project in (False, True):
+        admm = run(Admm([cost], [limit], 5, pace=20, settle=20, project_gradient=project), np.ones(5), noise=3.0)
+        used[project] = cost.at(expit(admm.state.z)) / limit
+    assert used[False] == pytest.approx(1.0, abs=1e-6)
+    assert used[True] < 0.98
+
+
 def test_resumed_is_the_same_to_the_bit() -> None:
     cost = Quadratic.random(7, np.random.default_rng(5))
     limit, weights = between(cost, 7, 0.3), np.arange(1.0, 8.0)
