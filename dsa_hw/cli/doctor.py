@@ -1,0 +1,112 @@
+"""dsa-hw doctor: what is installed, and which runtimes and devices can be used here."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from typing import Any
+
+import dsa_hw
+from dsa_hw.cli.packages import OWN, why_hidden
+from dsa_hw.errors import DsaError
+from dsa_hw.utils.text import one_line
+
+__all__ = ["add", "run"]
+
+_PACKAGES = (
+    "torch", "torchvision", "numpy", "scipy", "pandas", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "openvino",
+    "tensorrt", "timm", "zeus", "distributed",
+)  # fmt: skip
+_TARGETS = (
+    "torch/cpu", "compile/cpu", "onnxruntime/cpu", "openvino/cpu", "litert/cpu", "ethos-u55-128", "torch/cuda",
+    "onnxruntime/cuda", "tensorrt/cuda", "torch/mps",
+)  # fmt: skip
+_EXAMPLES = """examples:
+  dsa-hw doctor
+  dsa-hw doctor --target tensorrt/cuda
+  dsa-hw doctor --json > doctor.json
+"""
+
+
+def add(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="show what is installed and which runtimes and devices can be used here",
+        description="Show what is installed, and which runtimes and devices can be used here. Paste the output into an "
+        "issue.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--target", action="append", metavar="RUNTIME/DEVICE", help="check this target only; repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; exit code 2 where a requested target or one of our packages cannot be used."""
+    packages = {name: _version(name) for name in _PACKAGES}
+    ours = {name: why_hidden(name) for name in OWN}
+    targets = {name: _refusal(name) for name in args.target or _TARGETS}
+    if args.json:
+        print(json.dumps(_as_json(packages, ours, targets), indent=1))
+    else:
+        print(_as_text(packages, ours, targets))
+    failed = any(ours.values()) or (bool(args.target) and any(targets.values()))
+    return DsaError.exit_code if failed else 0
+
+
+def _as_json(
+    packages: dict[str, str | None], ours: dict[str, str | None], targets: dict[str, str | None]
+) -> dict[str, Any]:
+    return {
+        "dsa_hw": dsa_hw.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "packages": packages,
+        "own_packages": {name: {"ours": why is None, "reason": why} for name, why in ours.items()},
+        "targets": {name: {"usable": why is None, "reason": why} for name, why in targets.items()},
+    }
+
+
+def _as_text(packages: dict[str, str | None], ours: dict[str, str | None], targets: dict[str, str | None]) -> str:
+    lines = [
+        f"dsa_hw {dsa_hw.__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"{os.cpu_count()} cores",
+        "",
+        "Packages",
+        *(f"  {name:<14} {version or 'not installed'}" for name, version in packages.items()),
+        "",
+        "Packages of this distribution",
+        *(f"  {name:<14} {why or 'ours'}" for name, why in ours.items()),
+        "",
+        "Targets",
+        *(f"  {name:<18} {'usable' if why is None else f'not usable: {why}'}" for name, why in targets.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _refusal(target: str) -> str | None:
+    """Return why ``target`` cannot be used here; None where it can."""
+    from profilers.targets import resolve
+
+    try:
+        resolve(target)
+    except DsaError as error:
+        return one_line(error)
+    except Exception as error:  # a broken installation of a runtime raises whatever its import raises
+        return one_line(f"{type(error).__name__}: {error}")
+    return None
