@@ -8,6 +8,9 @@ estimator gets the same number of forward-backward passes (DisARM needs forward 
 ``bias`` and ``deviation`` are relative to the length of the true gradient; ``error`` is the root mean squared distance
 to it, ``length`` that of the mean estimate, ``cosine`` the mean cosine of the angle to the truth; ``sign`` is how often
 the difference of the two groups, which is what allocates, has the right sign.
+
+The batch norms use their stored statistics. With batch statistics, as in the allocator, the gradient of soft masks in
+the first group vanishes at small beta2 (docs/development/mathematics.md, section 2), so these rows do not apply there.
 """
 
 from __future__ import annotations

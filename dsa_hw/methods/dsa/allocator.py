@@ -49,9 +49,10 @@ class Allocator:
     beta2        sharpness of the masks at the first and at the last step; it grows geometrically in between
     softness     what beta2 is measured in: the "rank" of a unit in its group, so that about 2 / beta2 of every group's
                  units have masks between 1/4 and 3/4; or its "importance" b_i itself, as in the paper, where a group of
-                 nearly equal importances stays soft (all units are weakened, none is removed) and seems too dear
-    masks        estimator of the gradient through the masks (see ``dsa_hw.methods.dsa.relaxation``), and ``samples``
-    of them
+                 nearly equal importances stays soft (all units are weakened, none is removed) and seems too expensive
+                 to prune
+    masks        estimator of the gradient through the masks (see ``dsa_hw.methods.dsa.relaxation``), and ``samples`` of
+                 them; "soft" masks behind a batch norm have no gradient at a small beta2 such as the paper's 0.05
     weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
                  for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which
                  weights can learn to undo

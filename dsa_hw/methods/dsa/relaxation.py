@@ -4,10 +4,10 @@ Channel i of a group with importances b_i is kept with probability (Sec. 3.1 of 
 
     p_i = 1 / (1 + (b_i / beta1)^-beta2) = sigmoid(beta2 * (log b_i - log beta1)),        (1/C) sum_i p_i = alpha.
 
-The second equation defines beta1(alpha). With x_i = beta2 * log b_i and c = beta2 * log beta1 it is one scalar
+The second equation defines beta1(alpha) (Eq. 2). With x_i = beta2 * log b_i and c = beta2 * log beta1 it is one scalar
 root per group of a decreasing function of c, bracketed by [min x - logit(alpha), max x - logit(alpha)]: at the
 left end every p_i is at least alpha, at the right end none is above it. Differentiating it gives, with
-f'_i = p_i (1 - p_i),
+f'_i = p_i (1 - p_i) (Eqs. 5 and 6),
 
     dp_i/dalpha = C f'_i / sum_j f'_j,        dL/dalpha = C sum_i (dL/dp_i) f'_i / sum_j f'_j.
 
@@ -200,6 +200,7 @@ def sample_masks(
     """Draw ``count`` masks for keep probabilities ``p`` (K, C_max).
 
     ``soft`` the mean field m = p: no variance; exact where the loss is multilinear in the masks. One mask only.
+    Its gradient vanishes where the p of a group are nearly equal and a batch norm with batch statistics follows.
     ``straight_through`` Bernoulli masks, dL/dp := dL/dm: exact in expectation where the loss is multilinear.
     ``antithetic`` the same with masks in pairs from u and 1 - u; ``count`` even.
     ``relaxed`` binary concrete masks at ``temperature``: exact for the relaxed loss, which is another one.
