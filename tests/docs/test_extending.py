@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import profilers
 from profilers.targets import base
 
 PAGE = Path(__file__).parents[2] / "docs" / "development" / "extending.md"
@@ -36,10 +35,10 @@ def test_added_method_and_cost_meet_their_budgets(names: dict[str, Any]) -> None
     assert "MET" in str(names["result"].certificate)
 
 
-def test_added_target_measures(names: dict[str, Any]) -> None:
-    rules = profilers.Protocol(precision=0.05, worst=1e6, tolerance=1e6, waiting=1e6, visit=1e-3, warm_in=1e-4)
-    found = profilers.measure(
-        names["model"], names["example_inputs"], target="torchscript/cpu", protocol=rules, time_limit=20
-    )
-    assert found.target.startswith("torchscript/cpu")
-    assert found.environment["torchscript"] == names["torch"].__version__
+def test_added_target_runs_the_network(names: dict[str, Any]) -> None:
+    target = base.resolve("torchscript/cpu")
+    loaded = target.load(names["model"], names["example_inputs"])
+    expected = names["model"](*names["example_inputs"])
+    names["torch"].testing.assert_close(loaded.once(), expected)
+    assert loaded.run(3).shape == (3,)
+    assert target.describe() == {"torchscript": names["torch"].__version__}
