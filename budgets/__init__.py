@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Budget": "budgets.budget",
     "CostModel": "budgets.cost_model",
+    "CountedBudget": "budgets.budget",
     "EnergyBudget": "budgets.budget",
+    "EstimatedEnergyBudget": "budgets.budget",
     "FlopsBudget": "budgets.budget",
     "LatencyBudget": "budgets.budget",
+    "MeasuredBudget": "budgets.budget",
     "MemoryBudget": "budgets.budget",
     "ParamsBudget": "budgets.budget",
     "activation_memory": "budgets.analytic",
@@ -31,9 +34,12 @@ _HOMES = {
 __all__ = [
     "Budget",
     "CostModel",
+    "CountedBudget",
     "EnergyBudget",
+    "EstimatedEnergyBudget",
     "FlopsBudget",
     "LatencyBudget",
+    "MeasuredBudget",
     "MemoryBudget",
     "ParamsBudget",
     "activation_memory",
@@ -48,7 +54,17 @@ __all__ = [
 if TYPE_CHECKING:
     from budgets.analytic import activation_memory, flops, params
     from budgets.analytic_energy import estimated_energy
-    from budgets.budget import Budget, EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
+    from budgets.budget import (
+        Budget,
+        CountedBudget,
+        EnergyBudget,
+        EstimatedEnergyBudget,
+        FlopsBudget,
+        LatencyBudget,
+        MeasuredBudget,
+        MemoryBudget,
+        ParamsBudget,
+    )
     from budgets.cost_model import CostModel
     from budgets.features import physics_features
     from budgets.fitting import fit

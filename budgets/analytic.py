@@ -24,7 +24,7 @@ from dsa_hw.channels import ChannelGroups
 from dsa_hw.channels.counts import Term
 from dsa_hw.errors import BudgetError, WidthError
 
-__all__ = ["AnalyticCost", "PeakCost", "activation_memory", "flops", "params"]
+__all__ = ["AnalyticCost", "PeakCost", "activation_memory", "flops", "params", "quadratics"]
 
 Array = NDArray[np.float64]
 
@@ -39,14 +39,12 @@ def flops(groups: ChannelGroups, convention: str = "counted") -> AnalyticCost:
     if convention not in ("counted", "paper"):
         raise BudgetError(f"FLOPs convention {convention!r} is unknown: choose 'counted' or 'paper'")
     terms = [t for o in groups.operations if convention == "counted" or o.kind.startswith("conv") for t in o.flops]
-    return AnalyticCost("flops", "FLOP", groups.names, groups.sizes, *_quadratics(terms, groups.sizes))
+    return AnalyticCost("flops", "FLOP", groups.names, groups.sizes, *quadratics(terms, groups.sizes))
 
 
 def params(groups: ChannelGroups) -> AnalyticCost:
     """Number of parameters; tied weights count once, buffers do not."""
-    return AnalyticCost(
-        "params", "1", groups.names, groups.sizes, *_quadratics(groups.counted.parameters, groups.sizes)
-    )
+    return AnalyticCost("params", "1", groups.names, groups.sizes, *quadratics(groups.counted.parameters, groups.sizes))
 
 
 def activation_memory(groups: ChannelGroups) -> PeakCost:
@@ -64,7 +62,7 @@ def activation_memory(groups: ChannelGroups) -> PeakCost:
     return PeakCost("activation_memory", "byte", groups.names, groups.sizes, _undominated(steps))
 
 
-def _quadratics(terms: Iterable[Term], sizes: NDArray[np.int64]) -> tuple[Quadratic, Quadratic]:
+def quadratics(terms: Iterable[Term], sizes: NDArray[np.int64]) -> tuple[Quadratic, Quadratic]:
     """The sum of ``terms`` over keep ratios, and the same over widths, whose coefficients are integers."""
     k = len(sizes)
     A, B, c = np.zeros((k, k)), np.zeros(k), 0.0  # noqa: N806

@@ -29,6 +29,7 @@ _HOMES = {
     "Plan": "dsa_hw.channels.plan",
     "apply_plan": "dsa_hw.channels.plan",
     "EnergyBudget": "budgets",
+    "EstimatedEnergyBudget": "budgets",
     "FlopsBudget": "budgets",
     "LatencyBudget": "budgets",
     "MemoryBudget": "budgets",
@@ -40,6 +41,7 @@ __all__ = [
     "Certificate",
     "ChannelGroups",
     "EnergyBudget",
+    "EstimatedEnergyBudget",
     "FlopsBudget",
     "LatencyBudget",
     "MemoryBudget",
@@ -60,7 +62,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from budgets import EnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
+    from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
     from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
     from dsa_hw.experiments.compare import compare

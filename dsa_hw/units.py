@@ -143,7 +143,7 @@ _READABLE: Final[dict[str, tuple[str, ...]]] = {
 def format_magnitude(magnitude: float, dimension: str, digits: int = 4) -> str:
     """``0.00493`` seconds -> ``"4.93 ms"``; the largest unit that leaves a number of at least 1."""
     if dimension == "fraction":
-        return f"{100 * magnitude:.{digits}g} %"
+        return f"{100 * magnitude:.{digits}g}%"
     if not math.isfinite(magnitude):
         return f"{magnitude} {BASE_UNITS[dimension]}"
     symbols = _READABLE[dimension]

@@ -5,35 +5,26 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from budgets.budget import BUDGETS, Budget
 from dsa_hw.errors import BudgetError
 
-if TYPE_CHECKING:
-    from budgets import Budget
+__all__ = ["parse_budget", "parse_budgets"]
 
-__all__ = ["KINDS", "parse_budget", "parse_budgets"]
-
-KINDS = {
-    "latency": "LatencyBudget",
-    "energy": "EnergyBudget",
-    "flops": "FlopsBudget",
-    "params": "ParamsBudget",
-    "memory": "MemoryBudget",
-}
-_EXAMPLES = "latency=5ms, latency=50%, latency.p95=8ms, flops=50%, params=2M, memory=64MiB or energy=40mJ"
+_EXAMPLES = (
+    "latency=5ms, latency=50%, latency.p95=8ms, flops=50%, params=2M, memory=64MiB, energy=40mJ or estimated_energy=50%"
+)
 
 
 def parse_budget(text: str) -> Budget:
     """``"latency=50%"`` -> ``LatencyBudget("50%")``; ``latency.p95=8ms`` limits the 95th percentile of the runs."""
-    import budgets
-
     name, equals, amount = text.partition("=")
     kind, _, tail = name.strip().lower().partition(".")
     if not equals or not amount.strip():
         raise BudgetError(f"budget {text!r} has no amount; write for example {_EXAMPLES}")
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, 1)
+    if kind not in BUDGETS:
+        near = difflib.get_close_matches(kind, BUDGETS, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise BudgetError(f"budget {text!r}: {kind!r} is not a cost{hint}; write for example {_EXAMPLES}")
     options: dict[str, Any] = {}
@@ -41,8 +32,7 @@ def parse_budget(text: str) -> Budget:
         if kind != "latency" or not re.fullmatch(r"p[1-9]\d?", tail):
             raise BudgetError(f"budget {text!r}: only latency has a percentile, as in latency.p95=8ms")
         options["quantile"] = int(tail[1:]) / 100
-    found: Budget = getattr(budgets, KINDS[kind])(amount.strip(), **options)
-    return found
+    return BUDGETS[kind](amount.strip(), **options)
 
 
 def parse_budgets(texts: Sequence[str]) -> list[Budget]:

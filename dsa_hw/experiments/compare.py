@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from budgets.budget import CountedBudget
 from dsa_hw.channels import ChannelGroups, choose, find_groups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, MeasurementError
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-_KINDS = {"FLOPs": "flops", "latency": "latency", "parameters": "params", "activation memory": "memory"}
 _CLOSE = 0.01  # latencies nearer than this are equal enough to stop measuring
 _MOST = 4  # measurements for one network that is brought to equal latency
 
@@ -101,9 +101,9 @@ def compare(
 
 
 def _kind(budget: Budget) -> str:
-    if budget.kind not in _KINDS:
-        raise BudgetError(f"{budget}: a comparison knows {', '.join(_KINDS)}; it does not measure {budget.kind}")
-    return _KINDS[budget.kind]
+    if budget.dimension == "energy":
+        raise BudgetError(f"Budgets of a comparison may limit latency, FLOPs, parameters and memory; got {budget}.")
+    return budget.key
 
 
 class _Job:
@@ -170,7 +170,8 @@ class _Job:
 
     def run(self, equal: bool) -> pd.DataFrame:
         """Train, profile, allocate, bring to equal latency, measure, report."""
-        self._lines([b for b in self.budgets if hasattr(b, "cost")])  # what can be counted is checked before all else
+        # Counted budgets need no measurement: check them before anything that takes time.
+        self._lines([b for b in self.budgets if isinstance(b, CountedBudget)])
         self._train_dense()
         self._learn()
         lines = self._lines(self.budgets, self.cost)

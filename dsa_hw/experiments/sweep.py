@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from budgets.budget import CountedBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 from dsa_hw.experiments.run_folder import Workshop, answers, digest, rewind, slug, train, train_dense
@@ -74,7 +75,7 @@ def sweep(
     if not budgets:
         raise BudgetError("no budget to sweep over: give several, for example latency=30%..90%:7")
     if len({type(b) for b in budgets}) > 1:
-        raise BudgetError(f"a sweep is over one kind of budget; found {', '.join(sorted({b.kind for b in budgets}))}")
+        raise BudgetError(f"a sweep is over one kind of budget; found {', '.join(sorted({b.title for b in budgets}))}")
     chosen = Settings(**{**asdict(settings or Settings()), **more})
     with tempfile.TemporaryDirectory() as spare:
         job = _Sweep(
@@ -121,7 +122,7 @@ class _Sweep:
                 example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         self.inputs = example_for(self.dense, example)
         question = {
-            "what": "sweep", "model": self.name, "weights": digest(self.dense), "kind": budgets[0].kind,
+            "what": "sweep", "model": self.name, "weights": digest(self.dense), "kind": budgets[0].key,
             "method": method, "data": self.data.name if self.data else None, "target": self.target.title,
             **settings.question(),
             "options": options,
@@ -157,7 +158,7 @@ class _Sweep:
     def _cost(self) -> CostModel | None:
         """One profile for all points; None where the cost is counted."""
         budget = self.budgets[0]
-        if hasattr(budget, "cost"):
+        if isinstance(budget, CountedBudget):
             return None
         s = self.settings
         self.say(f"profiling on {self.target.title}")
@@ -169,7 +170,7 @@ class _Sweep:
             )  # fmt: skip
             source = getattr(budget, "profile", None)
             counter = getattr(budget, "counter", None)
-            return learn(source, work, self.target, rules_for(budget, self.protocol), budget.kind, counter)
+            return learn(source, work, self.target, rules_for(budget, self.protocol), budget.key, counter)
 
     def _point(self, id: str, budget: Budget, warm: nn.Module, cost: CostModel | None) -> nn.Module:
         s, data = self.settings, self.data
@@ -222,7 +223,7 @@ class _Sweep:
         frame["accuracy"] = frame["accuracy"].astype(float)
         frame.to_csv(self.shop.path / "front.csv", index=False)
         unit = "s" if self.budgets[0].dimension == "time" else self.budgets[0].dimension
-        plots.save(plots.front(frame, self.budgets[0].kind, unit), self.shop.path / "front.png")
+        plots.save(plots.front(frame, self.budgets[0].title, unit), self.shop.path / "front.png")
         widths = {row["asked"]: row["widths"] for row in rows}
         frame.attrs = {"widths": widths, "infeasible": infeasible, "target": self.target.title}
         return frame

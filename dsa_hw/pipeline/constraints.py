@@ -93,9 +93,9 @@ def prepare(budgets: Sequence[Budget], work: Work, target: str | Target | None, 
     for i, budget, found, gauge in waiting:
         rules = rules_for(budget, work.protocol)
         source = budget.profile if budget.profile is not None else _named(profile, found)
-        key = (found.title, budget.kind, rules.statistic)
+        key = (found.title, budget.key, rules.statistic)
         if key not in models or source is not None:
-            models[key] = learn(source, work, found, rules, budget.kind, getattr(budget, "counter", None))
+            models[key] = learn(source, work, found, rules, budget.key, getattr(budget, "counter", None))
         model = models[key]
         dense = model.provenance.dense or model.dense
         names = work.groups.names

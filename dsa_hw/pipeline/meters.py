@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
+from budgets.budget import CountedBudget, EstimatedEnergyBudget
 from dsa_hw.errors import BudgetError
 from dsa_hw.pipeline.certificate import Reading
 
@@ -60,11 +61,11 @@ def gauge_for(
     budget: Budget, target: Target | None, inputs: tuple[Any, ...], protocol: Rules | None = None, seed: int = 0
 ) -> Gauge:
     """The gauge for a budget: counting where the cost is counted, else what is registered for it."""
-    if hasattr(budget, "cost"):
+    if isinstance(budget, CountedBudget):
         return CountGauge(budget, inputs)
     kind = type(budget).__name__
     if kind not in _MAKERS or target is None:
-        raise BudgetError(f"{budget}: {budget.kind} cannot be measured here; known are {', '.join(_MAKERS)}")
+        raise BudgetError(f"{budget}: {budget.title} cannot be measured here; known are {', '.join(_MAKERS)}")
     return _MAKERS[kind](budget, target, inputs, rules_for(budget, protocol), seed)
 
 
@@ -90,7 +91,7 @@ class CountGauge:
     exact = True
 
     def __init__(self, budget: Any, inputs: tuple[Any, ...]) -> None:
-        self.title = "paper" if getattr(budget, "model", None) else "counted"
+        self.title = "paper" if isinstance(budget, EstimatedEnergyBudget) else "counted"
         self.environment: Mapping[str, str] = {}
         self._budget, self._inputs = budget, inputs
 

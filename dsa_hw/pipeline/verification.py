@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgets.budget import CountedBudget
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import ModelError, PlanError
 from dsa_hw.pipeline.certificate import Certificate, budget_of, entry_of
@@ -76,7 +77,7 @@ def recheck(
     entries, device, versions = [], [], []
     for entry in then.entries:
         budget = budget_of(entry.budget)
-        place = None if hasattr(budget, "cost") else _target(target or entry.target)
+        place = None if isinstance(budget, CountedBudget) else _target(target or entry.target)
         gauge = gauge_for(budget, place, inputs, protocol, seed)
         found = gauge.read({DENSE: model, "pruned": small}, time_limit)
         entries.append(entry_of(budget, gauge, entry.predicted, entry.limit, found["pruned"], found[DENSE]))

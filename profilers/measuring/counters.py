@@ -27,7 +27,7 @@ __all__ = ["Counter", "Total", "find"]
 _POWERCAP = (Path("/sys/class/powercap/intel-rapl"), Path("/zeus_sys/class/powercap/intel-rapl"))
 _OTHERWISE = (
     "or give your own meter with --counter package.module:function (a function that returns joules); without any, "
-    "EnergyBudget('60%', model='analytic') estimates"
+    "EstimatedEnergyBudget('60%') estimates"
 )
 
 

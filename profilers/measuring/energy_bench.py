@@ -195,7 +195,7 @@ class EnergyBench(Bench):
         if target.estimated is not None:
             raise ProfileError(
                 f"{target.name} does not run networks (its times are {target.estimated}), so their energy cannot be "
-                "measured; use a device with a counter, or EnergyBudget(..., model='analytic')"
+                "measured; use a device with a counter, or EstimatedEnergyBudget(...)"
             )
         self.counter = find(target.device) if counter is None else Counter.of(counter)
         self.period = update_period(self.counter)

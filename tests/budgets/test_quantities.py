@@ -123,7 +123,7 @@ def test_above_dense_is_refused_when_dense_is_known() -> None:
     with pytest.raises(BudgetError, match=r"above the dense network's 3.2 ms.*LatencyBudget\('1.6ms'\).*'50%'"):
         LatencyBudget("5ms").limit(dense=0.0032)
     assert LatencyBudget("100%").limit(dense=0.0032) == 0.0032
-    with pytest.raises(BudgetError, match="not a positive number"):
+    with pytest.raises(BudgetError, match="must be positive; got nan"):
         LatencyBudget("5ms").limit(dense=float("nan"))
 
 
@@ -135,9 +135,9 @@ def test_latency_budget_takes_target_quantile_confidence_profile() -> None:
         0.9,
         "profile.sqlite",
     )
-    assert str(budget) == "latency <= 5 ms on onnxruntime/cpu with 90 % confidence in 95 % of runs"
+    assert str(budget) == "latency <= 5 ms on onnxruntime/cpu with 90% confidence in 95% of runs"
     assert LatencyBudget("5ms").quantile == 0.5
-    assert str(FlopsBudget("50%")) == "FLOPs <= 50 % of the dense network"
+    assert str(FlopsBudget("50%")) == "FLOPs <= 50% of the dense network"
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,6 @@ def test_budgets_are_frozen_and_typed() -> None:
     budget = LatencyBudget("5ms")
     with pytest.raises(dataclasses.FrozenInstanceError):
         budget.amount = "6ms"  # type: ignore[misc]
-    with pytest.raises(BudgetError, match="use LatencyBudget"):
-        budgets.Budget("5ms")
     with pytest.raises(BudgetError, match="one real number"):
         "5" * ms  # type: ignore[operator]
 

@@ -93,14 +93,14 @@ def findings(model: str = "resnet20", accuracies: tuple[float, float] = (0.972, 
             widths[id] = np.maximum(8 * np.round(ratios * groups.sizes / 8), 8).astype(int).clip(max=groups.sizes)
 
     add("dense", "dense", "", "", "", 1.0, 0.983)
-    add("latency-50%-dsa", "latency", "50 %", "dsa", "", 0.496, accuracies[0])
-    add("latency-30%-dsa", "latency", "30 %", "dsa", "", 0.298, accuracies[0] - 0.02)
-    add("latency-50%-uniform", "latency", "50 %", "uniform", "", 0.49, accuracies[0] - 0.01)
-    add("flops-50%-dsa", "flops", "50 %", "dsa", "", 0.612, 0.969)
-    add("flops-30%-dsa", "flops", "30 %", "dsa", "", 0.42, 0.95)
-    add("flops-50%-uniform", "flops", "50 %", "uniform", "", 0.58, 0.955)
-    add("params-50%-dsa", "params", "50 %", "dsa", "", 0.71, 0.97)
-    add("flops-50%-dsa@latency-50%-dsa", "flops", "50 %", "dsa", "latency-50%-dsa", 0.499, accuracies[1])
+    add("latency-50%-dsa", "latency", "50%", "dsa", "", 0.496, accuracies[0])
+    add("latency-30%-dsa", "latency", "30%", "dsa", "", 0.298, accuracies[0] - 0.02)
+    add("latency-50%-uniform", "latency", "50%", "uniform", "", 0.49, accuracies[0] - 0.01)
+    add("flops-50%-dsa", "flops", "50%", "dsa", "", 0.612, 0.969)
+    add("flops-30%-dsa", "flops", "30%", "dsa", "", 0.42, 0.95)
+    add("flops-50%-uniform", "flops", "50%", "uniform", "", 0.58, 0.955)
+    add("params-50%-dsa", "params", "50%", "dsa", "", 0.71, 0.97)
+    add("flops-50%-dsa@latency-50%-dsa", "flops", "50%", "dsa", "latency-50%-dsa", 0.499, accuracies[1])
     frame = pd.DataFrame(rows)
     correct = {}
     for _, row in frame.iterrows():

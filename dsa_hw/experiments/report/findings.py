@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from budgets.budget import BUDGETS
+
 if TYPE_CHECKING:
     from budgets import CostModel
 
@@ -20,7 +22,6 @@ COLUMNS = (
     "id", "kind", "asked", "method", "matches", "limit", "flops", "params", "predicted", "seconds", "low", "high",
     "runs", "trusted", "accuracy_before", "accuracy",
 )  # fmt: skip
-_TITLES = {"flops": "FLOPs", "latency": "latency", "params": "parameters", "memory": "memory"}
 # Within this share two measured latencies are called the same.
 _SAME = 0.03
 
@@ -101,7 +102,7 @@ class Findings:
         for _, row in self.rows[self.rows["kind"] != "dense"].iterrows():
             if row["method"] == self.methods()[0]:
                 share = row["seconds"] / dense["seconds"]
-                parts.append(f"{_TITLES[row['kind']]} {row['asked']} takes {percent(share)} of the dense latency")
+                parts.append(f"{BUDGETS[row['kind']].title} {row['asked']} takes {percent(share)} of the dense latency")
         return f"A budget of {'; of '.join(parts)}." if parts else "Nothing was pruned."
 
     def _equal(self, ours: pd.Series[Any], theirs: pd.Series[Any]) -> str:
@@ -114,7 +115,7 @@ class Findings:
             when = f"At {both[0]} against {both[1]}, the closest that was found"
         if (self.widths.loc[str(ours["id"])] == self.widths.loc[str(theirs["id"])]).all():
             return f"{when}, both budgets come to the same widths: here they ask for the same network."
-        d, other = self.difference(str(ours["id"]), str(theirs["id"])), _TITLES[theirs["kind"]]
+        d, other = self.difference(str(ours["id"]), str(theirs["id"])), BUDGETS[theirs["kind"]].title
         if d.verdict == "cannot tell":
             sure = "" if math.isnan(d.error) else f" ± {d.error:.1f}"
             text = (
@@ -135,7 +136,7 @@ class Findings:
         ]
         for _, row in chosen.drop_duplicates("kind").iterrows():
             share = float(row["seconds"] / dense["seconds"])
-            name = f"{_TITLES[row['kind']]} budget of {row['asked']}"
+            name = f"{BUDGETS[row['kind']].title} budget of {row['asked']}"
             if row["kind"] == "latency":
                 used = float(row["seconds"] / row["limit"])
                 kept = "was kept" if used <= 1 else f"was missed by {percent(used - 1)}"

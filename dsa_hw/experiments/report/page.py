@@ -67,7 +67,7 @@ def _name(row: pd.Series[Any]) -> str:
     """A network in words: ``latency 50 %``."""
     if row["kind"] == "dense":
         return "dense"
-    return f"{plots.TITLES[row['kind']]} {row['asked']}"
+    return f"{plots.budget_title(row['kind'])} {row['asked']}"
 
 
 def _header(findings: Findings) -> str:
@@ -132,7 +132,7 @@ def _equal(findings: Findings) -> str:
         rows.append(
             [
                 f"{_dot('latency')}latency {_e(ours['asked'])}"
-                f"<small>{_e(ours['method'])}, against {_e(plots.TITLES[theirs['kind']])}, "
+                f"<small>{_e(ours['method'])}, against {_e(plots.budget_title(theirs['kind']))}, "
                 f"{_e(theirs['method'])}</small>",
                 f"{_e(seconds(ours['seconds']))}<small>{_interval(ours)}</small>",
                 f"{_e(seconds(theirs['seconds']))}<small>{_interval(theirs)}</small>",
@@ -250,7 +250,7 @@ def _keep(findings: Findings) -> str:
     difference = findings.widths.loc[chosen[0]] - findings.widths.loc[chosen[1]]
     gap = pd.Series(difference.to_numpy(float) / findings.sizes, index=list(findings.widths.columns))
     where = str(gap.abs().idxmax())
-    names = [plots.TITLES[findings.row(id)["kind"]] for id in chosen]
+    names = [plots.budget_title(findings.row(id)["kind"]) for id in chosen]
     shares = [
         findings.widths.loc[id][where] / findings.sizes[list(findings.widths.columns).index(where)] for id in chosen
     ]

@@ -16,22 +16,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from budgets.budget import BUDGETS
 from dsa_hw.experiments.report.findings import Findings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "as_svg", "convergence", "front", "fronts", "keep_ratios", "prediction", "saw_tooth"]
+__all__ = [
+    "COLOURS",
+    "as_svg",
+    "budget_title",
+    "convergence",
+    "front",
+    "fronts",
+    "keep_ratios",
+    "prediction",
+    "saw_tooth",
+]
 
 # Okabe and Ito's palette. Every colour is used once, so that as_svg can replace it by the variable of the same name.
 COLOURS = {
     "ink": "#1f2933", "muted": "#7b8794", "line": "#d9dee4", "paper": "#fffffe",
     "latency": "#0072b2", "flops": "#d55e00", "params": "#009e73", "memory": "#b5568d",
 }  # fmt: skip
-TITLES = {"latency": "latency budget", "flops": "FLOPs budget", "params": "parameter budget", "memory": "memory budget"}
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _MOST_GROUPS = 36
+
+
+def budget_title(kind: str) -> str:
+    """Return the words for a kind of budget, e.g. "FLOPs budget"."""
+    return f"{BUDGETS[kind].title} budget"
 
 
 @contextmanager
@@ -101,7 +116,7 @@ def fronts(findings: Findings) -> Figure:
             axes.scatter(
                 x, y, s=34 if own else 24, marker=_marker(findings, str(method)), zorder=3, linewidths=1.1,
                 facecolors=colour if own else COLOURS["paper"], edgecolors=colour,
-                label=f"{TITLES[str(kind)]}, {method}",
+                label=f"{budget_title(str(kind))}, {method}",
             )  # fmt: skip
         twins = rows[matched]
         if len(twins):
@@ -159,7 +174,7 @@ def keep_ratios(findings: Findings, a: str, b: str) -> Figure:
         )
         for id, values, marker, size in ((a, first, "o", 70), (b, second, "D", 20)):
             row = findings.row(id)
-            label = f"{TITLES[row['kind']]} {row['asked']}" + (", at equal latency" if row["matches"] else "")
+            label = f"{budget_title(row['kind'])} {row['asked']}" + (", at equal latency" if row["matches"] else "")
             axes.scatter(values[shown], place, s=size, color=COLOURS[row["kind"]], marker=marker, label=label, zorder=2)
         axes.set_yticks(place, [_short(names[k]) for k in shown])
         axes.set(xlabel="kept channels [%]", xlim=(0, 104), ylim=(-0.8, len(shown) - 0.2))
@@ -215,7 +230,7 @@ def prediction(findings: Findings, confidence: float = 0.9) -> Figure:
                 1e3 * pruned["seconds"],
                 s=34,
                 color=COLOURS[str(kind)],
-                label=f"{TITLES[str(kind)]}s",
+                label=f"{budget_title(str(kind))}s",
                 zorder=3,
             )
         axes.set(xlabel="predicted latency [ms]", ylabel="measured latency [ms]", xlim=ends, ylim=ends)
@@ -277,7 +292,7 @@ def convergence(findings: Findings) -> Figure | None:
                 continue
             row = findings.row(id)
             colour = COLOURS[row["kind"]]
-            label = f"{TITLES[row['kind']]} {row['asked']}" + (", equal latency" if row["matches"] else "")
+            label = f"{budget_title(row['kind'])} {row['asked']}" + (", equal latency" if row["matches"] else "")
             line = "--" if row["matches"] else "-"
             # Thinner and thinner: the allocations often run on the same line.
             width = max(3.2 - 0.9 * drawn, 1.2)

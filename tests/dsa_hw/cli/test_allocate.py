@@ -42,6 +42,7 @@ def dsa_hw(*argv: Any) -> int:
         ("params = 2M", budgets.ParamsBudget("2M")),
         ("memory=64MiB", budgets.MemoryBudget("64MiB")),
         ("energy=40mJ", budgets.EnergyBudget("40mJ")),
+        ("estimated_energy=40mJ", budgets.EstimatedEnergyBudget("40mJ")),
     ],
 )
 def test_budgets_as_typed(text: str, budget: budgets.Budget) -> None:

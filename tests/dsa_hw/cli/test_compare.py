@@ -53,7 +53,7 @@ def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--budgets", "latency=50%..80%:2", "--method", "uniform"]
     assert run("sweep", *NET, *asked, *QUICK, "--out", str(tmp_path), "--json") == 0
     points = json.loads(capsys.readouterr().out)["points"]
-    assert [p["asked"] for p in points] == ["80 %", "50 %"]
+    assert [p["asked"] for p in points] == ["80%", "50%"]
     assert all(p["verdict"] == "MET" for p in points)
     assert run("sweep", *NET, *asked, *QUICK, "--out", str(tmp_path)) == 0
     assert capsys.readouterr().out.count("MET") == 2

@@ -61,7 +61,7 @@ def test_latency_is_profiled_measured_corrected_and_certified(
     assert entry.target == "formula/device fp32"
     assert entry.environment["formula"] == "1"
     assert len(result.rounds) == result.certificate.measurements
-    assert "latency <= 60 %" in repr(result)
+    assert "latency <= 60%" in repr(result)
     assert "MET" in repr(result)
     for file in ("plan.json", "model.pt", "widths.csv", "rounds.csv", "history.csv", "profile.sqlite"):
         assert (tmp_path / "run" / file).exists(), file

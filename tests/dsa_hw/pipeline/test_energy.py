@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from budgets import EnergyBudget, FlopsBudget, LatencyBudget
+from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget
 from dsa_hw.pipeline.allocate import allocate
 from profilers.measuring.measurement import Protocol
 from tests.fakes.powered import Chip, Device, physics
@@ -47,9 +47,9 @@ def test_the_certificate_says_that_it_is_the_tables_word(tiny: Network, tmp_path
 
 def test_estimated_energy_is_called_so(tiny: Network) -> None:
     model, inputs = tiny
-    budget = EnergyBudget("60%", model="analytic", technology="7nm")
+    budget = EstimatedEnergyBudget("60%", technology="7nm")
     result = allocate(model, budget, example_inputs=inputs, **OPTIONS)
-    assert "estimated energy <= 60 %" in str(result.certificate)
+    assert "estimated energy <= 60%" in str(result.certificate)
 
 
 def test_a_machine_without_counter_is_told_before_any_work(tiny: Network) -> None:
