@@ -8,6 +8,7 @@ and never on the model's source.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import operator
 import os
@@ -23,7 +24,7 @@ from torch import fx, nn
 
 from dsa_hw.errors import TraceError
 
-__all__ = ["Trace", "TracedOperation", "as_inputs", "evaluating", "trace"]
+__all__ = ["Trace", "TracedOperation", "as_inputs", "copy_sharing_tensors", "evaluating", "trace"]
 
 _TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # with the separator: not torchvision's
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -92,16 +93,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def trace(model: nn.Module, example_inputs: Any) -> Trace:
-    """Export ``model`` in evaluation mode; the model is left as it was found."""
+    """Export a copy of ``model`` in evaluation mode; ``model`` itself is never run and does not change."""
     args, kwargs = as_inputs(example_inputs)
-    with evaluating(model), warnings.catch_warnings():
+    copied = copy_sharing_tensors(model).eval()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             # On failure torch.export prints the half-made graph to the terminal; the error says it in one line.
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                program = torch.export.export(model, args, kwargs, strict=False)
+                program = torch.export.export(copied, args, kwargs, strict=False)
         except Exception as error:
-            _check_forward(model, args, kwargs)
+            _check_forward(copy_sharing_tensors(model).eval(), args, kwargs)
             raise TraceError(
                 f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Data-dependent control flow "
                 "in forward is the usual cause: remove it, or trace the part of the model without it"
@@ -136,6 +138,22 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
         elif node.op == "output":
             outputs = list(node.all_input_nodes)
     return Trace(tuple(operations), tensors, values, constants, tuple(inputs), tuple(outputs))
+
+
+def copy_sharing_tensors(model: nn.Module) -> nn.Module:
+    """Copy ``model`` with all its attributes; parameters and buffers are those of ``model``, not copies of them.
+
+    ``forward`` may assign attributes. During an export these are fake tensors, which torch.export removes only where
+    the instance had the attribute before. In a copy they do no harm.
+    """
+    memo = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the __deepcopy__ and __reduce__ of the user's attributes raise
+        raise TraceError(
+            f"{type(model).__name__} cannot be copied with copy.deepcopy, which pruning needs: {_first_line(error)}. "
+            "Remove the attribute that cannot be copied"
+        ) from error
 
 
 def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

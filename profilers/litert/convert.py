@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from dsa_hw.channels.trace import copy_sharing_tensors
 from dsa_hw.errors import ModelError, ProfileError, TraceError
 from profilers.litert.client import Worker
 
@@ -61,19 +62,16 @@ def to_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
 
 def _program(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
     """The archive of ``torch.export``: graph as JSON, tensors as bytes; no example inputs: they would be pickled."""
-    was = {module: module.training for module in model.modules()}
+    copied = copy_sharing_tensors(model).eval()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(model.eval(), inputs, strict=False)
+            exported = torch.export.export(copied, inputs, strict=False)
             exported.example_inputs = None
             buffer = io.BytesIO()
             torch.export.save(exported, buffer)
     except Exception as error:  # torch.export raises whatever the network's code raises
         raise TraceError(f"torch.export cannot trace this network: {' '.join(str(error).split())[:300]}") from error
-    finally:
-        for module, training in was.items():
-            module.training = training
     return buffer.getvalue()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dsa_hw.channels.trace import copy_sharing_tensors
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ModelError
 
 __all__ = ["at_precision", "export", "generic"]
@@ -59,16 +60,13 @@ def export(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
         raise MeasurementError(
             f"the weights take {size / 2**30:.1f} GiB and one ONNX file holds 2; use --precision fp16 or torch"
         )
-    was = {module: module.training for module in model.modules()}
+    copied = copy_sharing_tensors(model).eval()
     try:
         with _ONE, _silence():
-            program = torch.onnx.export(model.eval(), inputs, dynamo=True, verbose=False, external_data=False)
+            program = torch.onnx.export(copied, inputs, dynamo=True, verbose=False, external_data=False)
     except Exception as error:  # the exporter raises whatever its passes raise
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"torch cannot export this network to ONNX ({reason}); use --runtime torch") from error
-    finally:
-        for module, training in was.items():
-            module.training = training
     if program is None:
         raise ModelError("torch's ONNX exporter returned nothing; use --runtime torch")
     return program.model_proto
