@@ -19,7 +19,7 @@ _HOMES = {
     "Trainer": "dsa_hw.methods.dsa.trainer",
     "allocate": "dsa_hw.pipeline.allocate",
     "compare": "dsa_hw.experiments.compare",
-    "recheck": "dsa_hw.recheck",
+    "recheck": "dsa_hw.pipeline.verification",
     "round_widths": "dsa_hw.methods.rounding",
     "sweep": "dsa_hw.experiments.sweep",
     "find_groups": "dsa_hw.channels",
@@ -79,7 +79,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dsa_hw' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -144,13 +143,13 @@ def test_a_profile_of_another_day_is_corrected(net: Net, example: torch.Tensor, 
 def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
     net: Net, example: torch.Tensor, formula: Formula, counting: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import profilers.profiling.api
+    import profilers
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("profiled")
 
     table = profile_table(net, example)
-    monkeypatch.setattr(profilers.profiling.api, "profile", refuse)
+    monkeypatch.setattr(profilers, "profile", refuse)
     monkeypatch.setattr(Formula, "load", refuse)
     common: dict[str, Any] = {"example_inputs": example, "target": formula, "method": "counting", "progress": False}
     with pytest.raises(InfeasibleBudgetError) as impossible:
@@ -240,15 +239,6 @@ def test_the_example_input_comes_from_the_first_layer(net: Net, caplog: pytest.L
     for model in (nn.Embedding(10, 4), nn.Conv1d(2, 3, 3), nn.ReLU()):
         with pytest.raises(ModelError, match="example_inputs"):
             example_for(model)
-
-
-def test_the_function_stays_a_function(net: Net) -> None:
-    """A submodule called ``allocate`` would take its place once it is imported."""
-    import dsa_hw
-
-    importlib.import_module("dsa_hw.pipeline.allocate")
-    importlib.import_module("dsa_hw.cli.allocate")
-    assert dsa_hw.allocate is allocate
 
 
 def test_onnx_runtime_from_end_to_end(net: Net, lenient: Protocol, tmp_path: Path) -> None:
