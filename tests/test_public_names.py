@@ -39,5 +39,5 @@ def test_every_public_name_is_the_same_object_twice_and_no_module(package: str) 
 def test_no_submodule_has_the_name_of_a_public_name(package: str) -> None:
     """Importing such a submodule, from anywhere, puts the module in the place of the function."""
     found = importlib.import_module(package)
-    assert {module.name for module in pkgutil.iter_modules(found.__path__)}.isdisjoint(found.__all__)
+    assert {module.name for module in pkgutil.iter_modules(found.__path__)} & set(found.__all__) == set()
     assert set(found.__all__) == set(found._HOMES)

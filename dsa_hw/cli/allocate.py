@@ -9,7 +9,14 @@ from typing import Any
 
 from dsa_hw.cli.budget_args import parse_budgets
 from dsa_hw.cli.inspect import add_model_options
-from dsa_hw.cli.options import EXIT_CODES, add_measuring, model_and_inputs, protocol, read_weights
+from dsa_hw.cli.options import (
+    EXIT_CODES,
+    add_measuring,
+    model_and_inputs,
+    protocol,
+    read_weights,
+    warn_of_random_weights,
+)
 from dsa_hw.errors import ModelError
 
 _EXAMPLES = """examples:
@@ -76,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
             raise ModelError(
                 f"{args.weights} does not fit {args.model}: {' '.join(str(error).split())[:200]}"
             ) from error
+    warn_of_random_weights(args)
     result = allocate(
         model,
         budgets,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsa_hw.cli.options import add_measuring, protocol, read_weights
+from dsa_hw.cli.options import add_measuring, protocol, read_weights, warn_of_random_weights
 from dsa_hw.cli.sweep import expand
 from dsa_hw.errors import ModelError
 
@@ -132,8 +132,10 @@ def run(args: argparse.Namespace) -> int:
 
     budgets = expand(args.budgets)
     model, loaded = model_and_data(args)
+    settings = settings_of(args)
+    warn_of_random_weights(args, trained=settings.train_epochs > 0)
     table = compare(
-        model, loaded, budgets, target=args.target, methods=args.methods, settings=settings_of(args), out=args.out,
+        model, loaded, budgets, target=args.target, methods=args.methods, settings=settings, out=args.out,
         equal=not args.no_equal, name=args.model, protocol=protocol(args), progress=not args.json, listener=tell(args),
         command=typed(args, "compare"),
     )  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from dsa_hw.errors import ModelError
 
-__all__ = ["EXIT_CODES", "add_measuring", "model_and_inputs", "protocol", "read_weights"]
+__all__ = ["EXIT_CODES", "add_measuring", "model_and_inputs", "protocol", "read_weights", "warn_of_random_weights"]
 
 EXIT_CODES = {"MET": 0, "NOT MET": 3, "CANNOT TELL": 4}
 
@@ -35,6 +36,17 @@ def model_and_inputs(args: argparse.Namespace, shape: tuple[int, ...] | None = N
     from dsa_hw.zoo.models import load, parse_shape
 
     return load(args.model, parse_shape(args.input) if args.input else shape)
+
+
+def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:
+    """Say that the weights are random where no ``--weights`` were given and the network is not ``trained`` first.
+
+    The factory of a user (``package.module:factory``) may well load weights; nothing is said about those.
+    """
+    if args.weights or trained or ":" in args.model:
+        return
+    text = "The weights are random (no --weights): any accuracy or agreement with the dense network is meaningless."
+    print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
 def read_weights(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of, referenc
 from dsa_hw.pipeline.constraints import Line, Work, common_grid, prepare
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.meters import DENSE
+from dsa_hw.pipeline.quality import Quality, quality_on_synthetic_inputs
 from dsa_hw.pipeline.refinement import Round, Settings, settle
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.utils.progress import Bar
@@ -80,7 +81,8 @@ def allocate(
         budget: one budget or several (``LatencyBudget("5ms")``, ``FlopsBudget("50%")``).
         example_inputs: a tensor or a tuple of tensors; inferred from the first layer where not given.
         train, val: loaders of (inputs, targets). Both: weights and keep ratios are learnt together; ``val`` alone: keep
-            ratios only; neither: made-up inputs, the dense network's own outputs are the target.
+            ratios only; neither: made-up inputs, the dense network's own outputs are the target. Without data the
+            result needs fine-tuning; ``certificate.quality`` says how closely it follows the dense network.
         target: where latency is measured, if budgets do not say: ``"onnxruntime/cpu"``, or CUDA where the model is.
         profile: measurements to use instead of profiling: a store, a profile table, a fitted model or its JSON file;
             with several targets, a mapping from target to one of these.
@@ -174,7 +176,10 @@ def allocate(
         from dsa_hw.training.finetune import recalibrate
 
         recalibrate(small, data)
-    certificate = _certificate(lines, best, len(rounds))
+        quality = None
+    else:
+        quality = quality_on_synthetic_inputs(model, small, inputs, seed)
+    certificate = _certificate(lines, best, len(rounds), quality)
     names = list(groups.names)
     result = Allocation(
         model=small,
@@ -248,7 +253,7 @@ def _places(out: str | Path | None) -> tuple[Path | None, Path | None]:
     return path, path / "profile.sqlite"
 
 
-def _certificate(lines: Sequence[Line], best: Round, measurements: int) -> Certificate:
+def _certificate(lines: Sequence[Line], best: Round, measurements: int, quality: Quality | None) -> Certificate:
     entries = tuple(
         entry_of(line.budget, line.gauge, float(best.predicted[j]), line.limit, best.readings[j], best.dense[j])
         for j, line in enumerate(lines)
@@ -256,7 +261,7 @@ def _certificate(lines: Sequence[Line], best: Round, measurements: int) -> Certi
     versions = {package: importlib.metadata.version(package) for package in ("torch", "numpy", "scikit-learn")}
     from dsa_hw import __version__
 
-    return Certificate(entries, time.strftime("%Y-%m-%d"), measurements, {"dsa_hw": __version__, **versions})
+    return Certificate(entries, time.strftime("%Y-%m-%d"), measurements, {"dsa_hw": __version__, **versions}, quality)
 
 
 def _rounds_frame(lines: Sequence[Line], rounds: Sequence[Round]) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_hw.errors import PlanError
+from dsa_hw.pipeline.quality import Quality
 from dsa_hw.units import BASE_UNITS, format_magnitude
 
 if TYPE_CHECKING:
@@ -205,12 +206,16 @@ def entry_of(budget: Budget, gauge: Any, predicted: float, limit: float, reading
 
 @dataclass(frozen=True)
 class Certificate:
-    """One entry for each budget, the day, and how many networks were measured to get there."""
+    """One entry for each budget, the day, and how many networks were measured to get there.
+
+    ``quality`` is that of the network without fine-tuning; None where data were given.
+    """
 
     entries: tuple[Entry, ...]
     date: str
     measurements: int
     versions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    quality: Quality | None = None
 
     @property
     def verdict(self) -> str:
@@ -224,7 +229,7 @@ class Certificate:
         return max(entry.utilisation for entry in self.entries)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.entries))
+        return "\n".join(map(str, [*self.entries, *([self.quality] if self.quality else [])]))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON: what a plan holds."""
@@ -241,7 +246,8 @@ class Certificate:
             )
         try:
             entries = tuple(Entry(**{**entry, **_numbers(entry)}) for entry in content["entries"])
-            return cls(entries, content["date"], int(content["measurements"]), dict(content["versions"]))
+            quality = Quality.from_dict(content["quality"])
+            return cls(entries, content["date"], int(content["measurements"]), dict(content["versions"]), quality)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(f"the plan's certificate is damaged ({type(error).__name__}: {error})") from error
 

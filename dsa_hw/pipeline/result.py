@@ -66,7 +66,7 @@ class Allocation:
         c = self.certificate
         lines = [
             f"Allocation of {type(self.model).__name__} on {shapes}: {c.verdict}",
-            *(f"  {entry}" for entry in c.entries),
+            *(f"  {line}" for line in str(c).splitlines()),
             f"  {c.measurements} network(s) measured, {c.date}",
             f"  {kept} of {total} channels kept in {len(sizes)} groups: {', '.join(shown)}{more}",
             "  " + ", ".join(f"{name} {version}" for name, version in c.versions.items()),

@@ -47,6 +47,8 @@ class Recheck:
         lines = [f"The promise of {self.then.date} {answer}" + ("." if self.same_device else ", on another device.")]
         for before, after in zip(self.then.entries, self.now.entries, strict=True):
             lines += [f"  then: {before}", f"  now:  {after}"]
+        if self.then.quality:
+            lines.append(f"  {self.then.quality}")
         if self.device:
             lines.append(f"  another device: {self.device}")
         if self.versions:
@@ -90,7 +92,7 @@ def recheck(
             }
             device += [text for key, text in changed.items() if key in _DEVICE]
             versions += [text for key, text in changed.items() if key not in _DEVICE]
-    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions)
+    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions, then.quality)
     return Recheck(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)))
 
 

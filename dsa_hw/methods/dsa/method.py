@@ -30,7 +30,7 @@ from dsa_hw.methods.dsa.trainer import Recipe, Trainer
 from dsa_hw.methods.registry import Problem, Proposal, method
 from dsa_hw.training.finetune import Endless, device_of, length_of, statistics_kept
 
-__all__ = ["dsa", "made_up_batches", "output_distance"]
+__all__ = ["dsa", "made_up_batches", "made_up_inputs", "output_distance"]
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,17 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
 
 
 def made_up_batches(model: nn.Module, example_inputs: Any, size: int, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Endless batches of inputs like ``example_inputs`` but random, with the dense network's own outputs as targets.
+    """Endless batches of `made_up_inputs`, with the dense network's own outputs as targets."""
+    for made in made_up_inputs(example_inputs, size, seed, device_of(model)):
+        with torch.no_grad(), statistics_kept(model):
+            outputs = model(*made)
+        yield (made[0] if len(made) == 1 else made), outputs
+
+
+def made_up_inputs(
+    example_inputs: Any, size: int, seed: int, device: torch.device | None = None
+) -> Iterator[tuple[Tensor, ...]]:
+    """Endless arguments like ``example_inputs`` but random, ``size`` examples each.
 
     Images (4 axes) are noise with a 1/f spectrum, as natural images have, of random contrast; other floating-point
     inputs are normal with the example's own mean and deviation. Anything else cannot be made up.
@@ -166,12 +176,8 @@ def made_up_batches(model: nn.Module, example_inputs: Any, size: int, seed: int)
             "inputs of this network cannot be made up (only floating-point tensors can): give val= or train= loaders"
         )
     rng = torch.Generator().manual_seed(seed)
-    device = device_of(model)
     while True:
-        made = tuple(_like(x, size, rng).to(device) for x in inputs)
-        with torch.no_grad(), statistics_kept(model):
-            outputs = model(*made)
-        yield (made[0] if len(made) == 1 else made), outputs
+        yield tuple(_like(x, size, rng).to(device) for x in inputs)
 
 
 def _batch_size(inputs: tuple[Any, ...]) -> int:

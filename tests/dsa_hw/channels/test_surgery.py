@@ -111,7 +111,7 @@ def test_what_forward_assigns_is_not_left_in_the_model(run_before: bool) -> None
     prove(model.eval(), groups, IMAGE)
 
 
-@pytest.mark.parametrize("export", ["profilers.export:export", "profilers.tflite:_program"])
+@pytest.mark.parametrize("export", ["profilers.networks.onnx_export:export", "profilers.litert.convert:_program"])
 def test_what_forward_assigns_is_not_left_in_an_exported_model(export: str) -> None:
     pytest.importorskip("onnxscript")
     module, _, function = export.partition(":")

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import tests.fakes.digits  # noqa: F401  (registers the target)
-from dsa_hw.cli import compare, sweep
+from dsa_hw.cli import allocate, compare, sweep
+from dsa_hw.zoo import models
 
 QUICK = [
     "--train-epochs",
@@ -29,10 +31,58 @@ NET = ["--model", "tests.fakes.digits:net", "--data", "digits"]
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     subparsers = parser.add_subparsers()
+    allocate.add(subparsers)
     compare.add(subparsers)
     sweep.add(subparsers)
     args = parser.parse_args(arguments)
     return int(args.run(args))
+
+
+class ReachedError(Exception):
+    """The command has done everything before its work."""
+
+
+@pytest.mark.parametrize(
+    ("words", "random"),
+    [
+        (["allocate", "--model", "resnet20", "--budget", "flops=50%"], True),
+        (["allocate", "--model", "resnet20", "--budget", "flops=50%", "--weights", "{weights}"], False),
+        (["allocate", "--model", "tests.fakes.digits:net", "--budget", "flops=50%"], False),
+        (["compare", "--model", "resnet20", "--data", "digits", "--budgets", "flops=50%"], False),
+        (["compare", "--model", "resnet20", "--data", "digits", "--budgets", "flops=50%", "--train-epochs", "0"], True),
+        (["sweep", "--model", "resnet20", "--budgets", "flops=50%"], True),
+        (["sweep", "--model", "resnet20", "--budgets", "flops=50%", "--train-epochs", "5"], True),
+        (["sweep", "--model", "resnet20", "--data", "digits", "--budgets", "flops=50%"], False),
+        (["sweep", "--model", "resnet20", "--budgets", "flops=50%", "--weights", "{weights}"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_first_line_says_that_the_weights_are_random(
+    words: list[str],
+    random: bool,
+    as_json: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reach(*_: object, **__: object) -> None:
+        raise ReachedError
+
+    for place in (
+        "dsa_hw.pipeline.allocate.allocate",
+        "dsa_hw.experiments.compare.compare",
+        "dsa_hw.experiments.sweep.sweep",
+    ):
+        monkeypatch.setattr(place, reach)
+    weights = tmp_path / "weights.pt"
+    torch.save(models.load("resnet20")[0].state_dict(), weights)
+    with pytest.raises(ReachedError):
+        run(*(word.format(weights=weights) for word in words), *(["--json"] if as_json else []))
+    captured = capsys.readouterr()
+    found = captured.err if as_json else captured.out
+    assert found.startswith("The weights are random (no --weights)") == random
+    assert (captured.out if as_json else captured.err) == "", "JSON stays alone on the standard output"
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import budgets
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.certificate import Certificate, Reading, budget_of, describe, entry_of, verdict_of
+from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, Quality
 
 GAUGE = SimpleNamespace(title="onnxruntime/cpu fp32 x1", environment={"onnxruntime": "1.31"}, exact=False)
 DENSE = Reading(0.01, 0.0099, 0.0101, 300, "median")
@@ -99,12 +100,12 @@ def test_a_budget_survives_json_to_the_last_digit(budget: budgets.Budget) -> Non
     assert str(again) == str(budget)
 
 
-def certificate(value: float) -> Certificate:
+def certificate(value: float, quality: Quality | None = None) -> Certificate:
     entries = (
         entry_of(BUDGETS[0], GAUGE, 0.00491, 0.005, reading(value), DENSE),
         entry_of(budgets.LatencyBudget("40%"), GAUGE, 0.0039, 0.005, reading(0.0039, doubt="busy"), DENSE),
     )
-    return Certificate(entries, "2026-11-16", 3, {"dsa_hw": "0.1.0"})
+    return Certificate(entries, "2026-11-16", 3, {"dsa_hw": "0.1.0"}, quality)
 
 
 def test_the_line_says_what_was_asked_predicted_measured_and_decided() -> None:
@@ -118,6 +119,44 @@ def test_the_line_says_what_was_asked_predicted_measured_and_decided() -> None:
 def test_a_relative_limit_comes_from_the_same_run() -> None:
     entry = certificate(0.00493).entries[1]
     assert entry.limit == pytest.approx(0.4 * DENSE.value)
+
+
+QUALITIES = [
+    None,
+    Quality(AGREEMENT, 1 / 3, 256, 0.25),
+    Quality(OUTPUT_ERROR, 1.2, 256),
+    Quality(UNKNOWN, None, 0, reason="no such inputs"),
+]
+
+
+@pytest.mark.parametrize("quality", QUALITIES, ids=str)
+def test_the_quality_survives_json_and_is_shown(quality: Quality | None) -> None:
+    made = certificate(0.00493, quality)
+    again = Certificate.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again.quality == quality
+    assert str(again) == str(made)
+    assert ("needs fine-tuning" in str(made)) == (quality is not None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"measure": "accuracy"},
+        {"value": 1.5},
+        {"value": "0.9"},
+        {"value": None},
+        {"value": "nan"},
+        {"constant": None},
+        {"inputs": -1},
+        {"inputs": True},
+        {"surplus": 1},
+    ],
+)
+def test_a_quality_that_is_none_is_refused(change: dict[str, object]) -> None:
+    content = certificate(0.00493, QUALITIES[1]).to_dict()
+    content["quality"] = {**content["quality"], **change}
+    with pytest.raises(PlanError, match="damaged"):
+        Certificate.from_dict(content)
 
 
 @pytest.mark.parametrize("value", [0.00493, math.nan])
