@@ -40,10 +40,12 @@ from dsa_hw.channels import ChannelGroups, choose, masked
 from dsa_hw.channels.trace import evaluating
 from dsa_hw.methods.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
 from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.dsa.trainer import Recipe, Trainer
-from dsa_hw.methods.registry import Problem, Proposal, Realised, realise, solve
+from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
+from dsa_hw.methods.registry import solve
 from dsa_hw.training.finetune import Endless, evaluate, finetune, recalibrate, statistics_kept
 from dsa_hw.zoo import data
 from dsa_hw.zoo.models import load
@@ -101,8 +103,9 @@ class Case:
     def problem(self, budget: float, seed: int, method: str = "", **changes: Any) -> Problem:
         found = self.data(seed)
         found.train.epoch = found.val.epoch = 0
+        costs = CostSet([self.flops], self.groups.sizes, [budget * self.dense])
         problem = Problem(
-            self.model, self.groups, [self.flops], [budget * self.dense], self.inputs, train=found.train, val=found.val,
+            self.model, self.groups, costs, self.inputs, train=found.train, val=found.val,
             seed=seed, epochs=1.0, options=OPTIONS.get(method, {}), progress=self.args.progress,
         )  # fmt: skip
         return replace(problem, **changes)

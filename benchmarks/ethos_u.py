@@ -24,7 +24,9 @@ from tqdm import tqdm
 import budgets
 from budgets import FlopsBudget, ParamsBudget
 from dsa_hw.channels import find_groups
-from dsa_hw.methods.registry import Problem, realise, solve
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem, realise
+from dsa_hw.methods.registry import solve
 from dsa_hw.zoo.models import load
 from profilers import profile
 from profilers.networks.builder import Maker
@@ -71,7 +73,7 @@ def main() -> None:
         return float(maker.load(widths).run(1)[0])
 
     def divide(cost: Any, limit: float) -> Any:
-        problem = Problem(model, groups, [cost], [limit], inputs, grid=grid)
+        problem = Problem(model, groups, CostSet([cost], groups.sizes, [limit]), inputs, grid=grid)
         return realise(problem, solve(problem, args.method)).widths
 
     dense = seconds(groups.sizes)

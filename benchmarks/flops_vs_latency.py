@@ -42,8 +42,9 @@ from budgets import LatencyBudget
 from dsa_hw import allocate, find_groups
 from dsa_hw.channels import shrink
 from dsa_hw.experiments.equal_latency import match
-from dsa_hw.methods.registry import Problem, Proposal, solve
-from dsa_hw.pipeline.constraints import predict
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.training.finetune import evaluate, finetune, recalibrate
 from dsa_hw.utils.progress import Bar
@@ -208,13 +209,15 @@ def flops_proposal(network: Network, images: Any, seed: int, share: float) -> Pr
     Which budget that is depends on the keep ratios, so it is found twice: for uniform ones, then for DSA's own.
     """
     flops, cost, sizes = budgets.flops(network.groups), network.cost, network.sizes
-    aim = share * float(predict([cost], sizes, sizes)[0])
+    latency = CostSet([cost], sizes)
+    aim = share * float(latency.dense[0])
     alpha = np.full(len(network.groups), share)
     for _ in range(2):
-        limit = match(alpha, sizes, flops, lambda w: float(predict([cost], w, sizes)[0]), aim, network.grid).limit
+        limit = match(alpha, sizes, flops, lambda w: float(latency.at_widths(w)[0]), aim, network.grid).limit
         images.val.epoch = 0
+        costs = CostSet([flops], sizes, [limit])
         problem = Problem(
-            network.dense, network.groups, [flops], [limit], network.inputs, network.grid, val=images.val, seed=seed,
+            network.dense, network.groups, costs, network.inputs, network.grid, val=images.val, seed=seed,
             progress=True, options={"precision": "bf16"},
         )  # fmt: skip
         found = solve(problem)
@@ -270,7 +273,7 @@ def distance(gauge: DeviceGauge, model: nn.Module, goal: nn.Module) -> float:
 def slopes(network: Network, at: float = 0.75) -> pd.DataFrame:
     """Slopes dF/dalpha of both costs with every keep ratio at ``at``, each in % of its dense value, and their ratio."""
     flops, alpha = budgets.flops(network.groups), np.full(len(network.groups), at)
-    whole = float(predict([network.cost], network.sizes, network.sizes)[0])
+    whole = float(CostSet([network.cost], network.sizes).dense[0])
     table = pd.DataFrame({"group": list(network.groups.names), "channels": network.sizes})
     table["latency %"] = 100 * np.asarray(network.cost.gradient(alpha)) / whole
     table["FLOPs %"] = 100 * np.asarray(flops.gradient(alpha)) / float(flops.dense)

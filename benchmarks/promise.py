@@ -37,7 +37,9 @@ import profilers
 import profilers.measuring.environment
 from dsa_hw.channels import ChannelGroups, choose, find_groups, shrink
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.registry import Problem, Proposal, realise, solve
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem, Proposal, realise
+from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.zoo import models
@@ -99,7 +101,8 @@ def flops_guess(network: Network, amount: str) -> nn.Module:
     """One keep ratio everywhere with the wanted share of FLOPs."""
     wanted = budgets.FlopsBudget(amount)
     cost = wanted.cost(network.groups)
-    problem = Problem(network.model, network.groups, [cost], [wanted.limit(cost.dense)], network.inputs)
+    costs = CostSet([cost], network.groups.sizes, [wanted.limit(cost.dense)], [wanted])
+    problem = Problem(network.model, network.groups, costs, network.inputs)
     return realise(problem, solve(problem, "uniform")).model
 
 

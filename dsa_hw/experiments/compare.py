@@ -23,15 +23,17 @@ import torch
 from torch import nn
 
 from budgets.budget import CountedBudget
-from dsa_hw.channels import ChannelGroups, choose, find_groups, shrink
+from dsa_hw.channels import ChannelGroups, find_groups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, MeasurementError
 from dsa_hw.experiments.equal_latency import match
 from dsa_hw.experiments.run_folder import Workshop, answers, digest, rewind, slug, train, train_dense
 from dsa_hw.experiments.settings import Settings
-from dsa_hw.methods.registry import Problem, Proposal, solve
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem, Proposal, realise
+from dsa_hw.methods.registry import check_method, solve
 from dsa_hw.methods.rounding import round_widths
-from dsa_hw.pipeline.constraints import Line, Work, predict, prepare
+from dsa_hw.pipeline.constraints import Line, Work, prepare
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.pipeline.refinement import settle
 from dsa_hw.training.finetune import recalibrate
@@ -126,7 +128,6 @@ class _Job:
         command: str,
     ) -> None:
         from budgets import LatencyBudget
-        from dsa_hw.methods import registry
         from dsa_hw.zoo import data as datasets
         from dsa_hw.zoo import models
         from profilers import Protocol
@@ -140,8 +141,8 @@ class _Job:
             for i, kind in enumerate(self.kinds)
             for m in (methods.get(kind, ()) if isinstance(methods, Mapping) else methods)
         ]
-        for unknown in (m for _, m in self.wanted if m not in registry.methods()):
-            raise DsaError(f"there is no method {unknown!r}; there are {', '.join(registry.methods())}")
+        for _, method in self.wanted:
+            check_method(method)
         self.settings, self.options = settings, options
         self.progress, self.say, self.command = progress, say, command
         self.target = resolve(target)
@@ -221,8 +222,9 @@ class _Job:
         s = self.settings
         rewind(self.data.train, self.data.val)
         torch.manual_seed(s.seed)
+        costs = CostSet([cost], self.groups.sizes, [limit])
         problem = Problem(
-            self.dense, self.groups, [cost], [limit], self.inputs, self.grid, self.data.train, self.data.val,
+            self.dense, self.groups, costs, self.inputs, self.grid, self.data.train, self.data.val,
             minimum=s.minimum, epochs=s.epochs, seed=s.seed, progress=self.progress,
             options=dict(self.options.get(method, {})), folder=self.shop.begun(id, f"allocating under {limit:.6g}"),
         )  # fmt: skip
@@ -237,7 +239,8 @@ class _Job:
             )
             widths = max(rounds, key=lambda r: r.rank).widths
         else:
-            widths = round_widths(proposal.alpha, sizes, [line.cost], [line.limit], self.grid, minimum=s.minimum)
+            costs = CostSet([line.cost], sizes, [line.limit], [line.budget])
+            widths = round_widths(proposal.alpha, costs, self.grid, minimum=s.minimum)
         about = {"budget": self.budgets.index(line.budget), "kind": kind, "asked": str(line.budget.quantity)}
         about |= {"method": method, "matches": "", "limit": line.limit}
         self._finish(id, about, proposal, widths, line)
@@ -249,9 +252,9 @@ class _Job:
         return [found["network"]], [found[DENSE]]
 
     def _shrunk(self, proposal: Proposal, widths: Any) -> tuple[nn.Module, list[Any]]:
-        scores = proposal.importance
-        kept = choose(proposal.model, self.groups, widths, "gamma" if scores is None else lambda *_: scores)
-        return shrink(proposal.model, self.groups, kept).eval(), kept
+        problem = Problem(self.dense, self.groups, CostSet([self.cost], self.groups.sizes))
+        found = realise(problem, proposal, widths)
+        return found.model.eval(), found.kept
 
     def _finish(self, id: str, about: dict[str, Any], proposal: Proposal, widths: Any, line: Line) -> None:
         """Shrink, fine-tune, test, and write everything down."""
@@ -270,7 +273,7 @@ class _Job:
         Plan.of(self.groups, kept).save(self.shop.path / "plans" / f"{slug(id)}.json")
         history = proposal.history
         if {"step", "used_0", "limit_0"} <= set(history.columns):
-            dense = float(predict([line.cost], sizes, sizes)[0])
+            dense = float(CostSet([line.cost], sizes).dense[0])
             pd.DataFrame(
                 {
                     "step": history["step"],
@@ -308,7 +311,7 @@ class _Job:
         goal = self._rebuilt(ours)
 
         def seconds(widths: Any) -> float:
-            return float(predict([self.cost], widths, sizes)[0])
+            return float(CostSet([self.cost], sizes).at_widths(widths)[0])
 
         aim = seconds(goal_widths)
         guess = match(np.array(rows[theirs]["alpha"]), sizes, line.cost, seconds, aim, self.grid, minimum=s.minimum)

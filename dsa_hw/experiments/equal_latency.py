@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsa_hw.methods.dsa.admm import Cost
+from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.rounding import narrowest, round_widths
-from dsa_hw.pipeline.constraints import predict
 from dsa_hw.pipeline.width_search import project
 
 __all__ = ["Match", "match"]
@@ -46,18 +45,19 @@ def match(
     Rounding leaves gaps: where nothing on the grid comes within ``close``, a finer grid is tried, since what must
     be equal here is the latency.
     """
-    whole = float(predict([cost], sizes, sizes)[0])
+    costs = CostSet([cost], sizes)
+    whole = float(costs.dense[0])
     found: list[Match] = []
 
     def at(limit: float, step: Ints, narrow: Ints) -> Match:
         near = project(alpha, [cost], np.array([limit]), narrow / sizes)
-        widths = round_widths(near, sizes, [cost], [limit], step, minimum=minimum)
+        widths = round_widths(near, CostSet([cost], sizes, [limit]), step, minimum=minimum)
         return Match(limit, widths, float(latency(widths)))
 
     step = np.asarray(grid, np.int64)
     while True:
         narrow = narrowest(sizes, step, minimum)
-        low, high = float(predict([cost], narrow, sizes)[0]) * (1 + 1e-9), whole
+        low, high = float(costs.at_widths(narrow)[0]) * (1 + 1e-9), whole
         for _ in range(_HALVINGS):
             middle = float(np.sqrt(low * high))
             found.append(at(middle, step, narrow))

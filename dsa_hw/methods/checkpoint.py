@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from dsa_hw.methods.registry import Problem, Proposal, solve
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.certificate import describe
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
     about = {
         "method": method,
         "budgets": [describe(b) for b in budgets],
-        "limits": [f"{limit:.6g}" for limit in problem.limits],
+        "limits": [f"{limit:.6g}" for limit in problem.costs.limits],
         "least": [f"{ratio:.6g}" for ratio in problem.least],
         "fingerprint": problem.groups.fingerprint,
         "settings": [_named(problem.importance), problem.minimum, problem.epochs, problem.seed, repr(problem.options)],

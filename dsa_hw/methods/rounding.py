@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
-from dsa_hw.methods.dsa.admm import Cost
+from dsa_hw.errors import WidthError
+from dsa_hw.methods.costs import Cost, CostSet
+from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["allowed_widths", "narrowest", "round_widths"]
 
-_Floats = NDArray[np.float64]
-_Ints = NDArray[np.int64]
 # Up to this many combinations of the two neighbours are all tried.
 _ENUMERATE = 16384
 _ROUNDS = 200
@@ -30,24 +28,31 @@ _KICKS = 40
 
 def round_widths(
     alpha: ArrayLike,
-    sizes: ArrayLike,
-    costs: Sequence[Cost],
-    limits: Sequence[float],
+    costs: CostSet[Cost],
     grid: ArrayLike | None = None,
     importance: Sequence[ArrayLike] | None = None,
     minimum: ArrayLike | None = None,
-) -> _Ints:
-    """Widths (K,) near ``alpha * sizes`` that keep every limit.
+) -> Ints:
+    """Round keep ratios to widths within every limit.
 
-    ``alpha`` (K,) keep ratios; ``sizes`` (K,) the full widths C_k; ``costs`` and ``limits`` in the same units; ``grid``
-    a step per group, 1 if not given; ``importance`` K vectors of the channels' importances (C_k,), comparable
-    between groups; ``minimum`` smallest keep ratio, a number or (K,).
+    Without ``importance`` the kept importance of group k is alpha_k dF/dalpha_k log(width): the concave function whose
+    best allocation of the cost is ``alpha`` itself, so that moving away from it is what costs. Deterministic.
 
-    Without ``importance`` the kept importance of group k is alpha_k dF/dalpha_k log(width): the concave function for
-    which ``alpha`` itself is the best allocation of its cost, so that moving away from it is what costs.
-    Deterministic. Raises ``InfeasibleBudgetError`` where the smallest allowed widths are over a limit.
+    Args:
+        alpha: Keep ratios (K,).
+        costs: J costs with their limits.
+        grid: Step of the widths, a number or (K,); 1 if not given.
+        importance: Importance of the channels of each group, K vectors (C_k,), comparable between groups.
+        minimum: Smallest keep ratio, a number or (K,).
+
+    Returns:
+        Widths (K,).
+
+    Raises:
+        InfeasibleBudgetError: The smallest allowed widths exceed a limit.
+        WidthError: Keep ratios, grid, minimum or importance do not fit the groups.
     """
-    problem = _Problem(alpha, sizes, costs, limits, grid, importance, minimum)
+    problem = _Problem(alpha, costs, grid, importance, minimum)
     return problem.widths(problem.top_up(problem.round()))
 
 
@@ -57,14 +62,12 @@ class _Problem:
     def __init__(
         self,
         alpha: ArrayLike,
-        sizes: ArrayLike,
-        costs: Sequence[Cost],
-        limits: Sequence[float],
+        costs: CostSet[Cost],
         grid: ArrayLike | None,
         importance: Sequence[ArrayLike] | None,
         minimum: ArrayLike | None,
     ) -> None:
-        self.sizes = np.asarray(sizes, dtype=np.int64)
+        self.costs, self.sizes, self.limits = costs, costs.sizes, costs.limits
         self.alpha = np.asarray(alpha, dtype=np.float64)
         count = self.sizes.size
         if self.sizes.shape != (count,) or count == 0 or self.sizes.min() < 1 or self.alpha.shape != (count,):
@@ -74,9 +77,6 @@ class _Problem:
             )
         if not ((self.alpha >= 0.0) & (self.alpha <= 1.0)).all():
             raise WidthError(f"Keep ratios must lie in [0, 1]; found {self.alpha.min()} to {self.alpha.max()}.")
-        if not costs or len(costs) != len(limits):
-            raise BudgetError(f"Each budget needs a cost and a limit; found {len(costs)} and {len(limits)}.")
-        self.costs, self.limits = tuple(costs), np.array([float(limit) for limit in limits])
         steps = np.ones(count, np.int64) if grid is None else np.broadcast_to(np.asarray(grid, np.int64), (count,))
         least = np.broadcast_to(np.asarray(0.0 if minimum is None else minimum, np.float64), (count,))
         if steps.min() < 1 or not ((least >= 0.0) & (least <= 1.0)).all():
@@ -89,12 +89,11 @@ class _Problem:
         # Cost per limit at alpha = 1 would do as well; what counts is that several budgets become comparable.
         self.unit = np.maximum(np.abs(self.limits), np.finfo(float).tiny)
 
-    def _worth(self, importance: Sequence[ArrayLike] | None) -> list[_Floats]:
+    def _worth(self, importance: Sequence[ArrayLike] | None) -> list[Floats]:
         """Kept importance at every allowed width of every group."""
         if importance is None:
             at = np.clip(self.alpha, 1.0 / self.sizes, 1.0)
-            slopes = np.stack([np.asarray(cost.gradient(at), np.float64) for cost in self.costs])
-            scale = (np.maximum(slopes, 0.0) / np.abs(self.limits)[:, None]).sum(0) * at
+            scale = (self.costs.gradients(at) / np.abs(self.limits)[:, None]).sum(0) * at
             # A group that costs nothing still prefers its channels.
             scale = np.maximum(scale, 1e-6 * max(float(scale.max()), np.finfo(float).tiny))
             return [s * np.log(widths) for s, widths in zip(scale, self.allowed, strict=True)]
@@ -106,25 +105,23 @@ class _Problem:
             )
         return [np.cumsum(v)[widths - 1] for v, widths in zip(vectors, self.allowed, strict=True)]
 
-    def widths(self, position: _Ints) -> _Ints:
+    def widths(self, position: Ints) -> Ints:
         """Widths (..., K) of positions (..., K)."""
         return np.asarray(self.table[np.arange(self.sizes.size), position], np.int64)
 
-    def kept(self, position: _Ints) -> _Floats:
+    def kept(self, position: Ints) -> Floats:
         """Kept importance (...) of positions (..., K)."""
         return np.asarray(self.worth[np.arange(self.sizes.size), position].sum(-1))
 
-    def predict(self, position: _Ints) -> _Floats:
+    def predict(self, position: Ints) -> Floats:
         """Costs (..., J) at the real widths of positions (..., K)."""
-        ratios = torch.from_numpy(self.widths(position) / self.sizes)
-        with torch.no_grad():
-            return np.stack([np.asarray(cost.value(ratios), np.float64) for cost in self.costs], -1)
+        return self.costs.at_widths(self.widths(position))
 
-    def keeps(self, cost: _Floats) -> NDArray[np.bool_]:
+    def keeps(self, cost: Floats) -> NDArray[np.bool_]:
         """Whether costs (..., J) are within the limits (...)."""
         return np.asarray((cost <= self.limits).all(-1))
 
-    def round(self) -> _Ints:
+    def round(self) -> Ints:
         """The best choice between the two allowed neighbours of every keep ratio."""
         wanted = self.alpha * self.sizes
         # A keep ratio that came from a width is that width: do not let the last bit push it down.
@@ -139,7 +136,7 @@ class _Problem:
             return self._best(choices)
         return self._search(low, high)
 
-    def _search(self, low: _Ints, high: _Ints) -> _Ints:
+    def _search(self, low: Ints, high: Ints) -> Ints:
         """Local search from several greedy starts, then from kicked copies of the best; the numbers are seeded."""
         prices = [None, *np.eye(len(self.costs))] if len(self.costs) > 1 else [None]
         found = [self._exchange(self._fill(low, high, price), low, high) for price in prices]
@@ -158,21 +155,21 @@ class _Problem:
                 best = kicked
         return best
 
-    def _pairs(self, wanted: _Floats) -> list[tuple[_Ints, float]]:
+    def _pairs(self, wanted: Floats) -> list[tuple[Ints, float]]:
         return list(zip(self.allowed, wanted.tolist(), strict=True))
 
-    def top_up(self, position: _Ints) -> _Ints:
+    def top_up(self, position: Ints) -> Ints:
         """Give back what the budgets still allow, the best kept importance per cost first; free channels are best."""
         return self._fill(position, self.last)
 
-    def _best(self, choices: _Ints) -> _Ints:
+    def _best(self, choices: Ints) -> Ints:
         cost = self.predict(choices)
         good = np.flatnonzero(self.keeps(cost))
         worth, used = self.kept(choices[good]), (cost[good] / self.unit).max(-1)
         order = np.lexsort((used, -worth))  # of equally good ones the cheapest
         return np.asarray(choices[good[order[0]]])
 
-    def _fill(self, position: _Ints, high: _Ints, weights: _Floats | None = None) -> _Ints:
+    def _fill(self, position: Ints, high: Ints, weights: Floats | None = None) -> Ints:
         """Raise one group at a time while a raise keeps the limits: most kept importance per cost first.
 
         With several budgets the cost is the largest of them, or the sum with ``weights`` (J,), in units of the limits.
@@ -196,12 +193,12 @@ class _Problem:
             pick = int(np.lexsort((groups, -jumps, -score))[0])
             position, here = trial[pick], cost[pick]
 
-    def _raises(self, position: _Ints, high: _Ints) -> tuple[_Ints, _Ints]:
+    def _raises(self, position: Ints, high: Ints) -> tuple[Ints, Ints]:
         """Groups that can be raised, by one allowed width or (a staircase may be cheaper farther up) by two."""
         pairs = [(k, j) for j in (1, 2) for k in range(self.sizes.size) if position[k] + j <= high[k]]
         return np.array([k for k, _ in pairs], np.int64), np.array([j for _, j in pairs], np.int64)
 
-    def _exchange(self, position: _Ints, low: _Ints, high: _Ints) -> _Ints:
+    def _exchange(self, position: Ints, low: Ints, high: Ints) -> Ints:
         """Local search: move one or two groups within their range while that is better."""
         for _ in range(_ROUNDS):
             flip = np.where(position > low, -1, np.where(high > position, 1, 0))
@@ -226,7 +223,7 @@ class _Problem:
             position = trial[better[int(fits.argmax())]]
         return position
 
-    def _shrink_to_fit(self, position: _Ints) -> _Ints:
+    def _shrink_to_fit(self, position: Ints) -> Ints:
         """Lower groups, least kept importance per saved cost first, until every limit is kept."""
         position = position.copy()
         while True:
@@ -235,7 +232,7 @@ class _Problem:
                 return position
             groups = np.flatnonzero(position > 0)
             if groups.size == 0:
-                self._infeasible(here)
+                raise self.costs.infeasible(here)
             trial = np.tile(position, (groups.size, 1))
             trial[np.arange(groups.size), groups] -= 1
             over = here > self.limits
@@ -245,23 +242,15 @@ class _Problem:
             score = np.where(saved > 0.0, lost / np.maximum(saved, 1e-300), 1e300 - self.widths(position)[groups])
             position = trial[int(np.argmin(score))]
 
-    def _infeasible(self, smallest: _Floats) -> None:
-        j = int(np.argmax((smallest - self.limits) / self.unit))
-        raise InfeasibleBudgetError(
-            f"Budget {j} is {self.limits[j]:.6g}, but the smallest widths that the grid and the minimum allow cost "
-            f"{smallest[j]:.6g}. Ask for at least that, or allow smaller widths.",
-            smallest=float(smallest[j]),
-        )
 
-
-def allowed_widths(size: int, step: int, least: float) -> _Ints:
+def allowed_widths(size: int, step: int, least: float) -> Ints:
     """Multiples of ``step`` and the full width, at least one channel and ``least * size`` (rounded up)."""
     bottom = max(1, int(np.ceil(least * size * (1.0 - 1e-12))))
     widths = np.arange(step, size + 1, step, dtype=np.int64)
     return np.union1d(widths[widths >= bottom], [size]).astype(np.int64)
 
 
-def narrowest(sizes: _Ints, grid: ArrayLike | None, minimum: float) -> _Ints:
+def narrowest(sizes: Ints, grid: ArrayLike | None, minimum: float) -> Ints:
     """The smallest allowed width of every group (K,). No network is narrower, so no keep ratio should be."""
     steps = np.broadcast_to(np.asarray(1 if grid is None else grid, np.int64), sizes.shape)
     pairs = zip(sizes.tolist(), steps.tolist(), strict=True)

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from budgets import Budget
-from dsa_hw.channels import choose, find_groups, shrink
+from dsa_hw.channels import find_groups
 from dsa_hw.channels.importance import Importance
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, ModelError
 from dsa_hw.methods.checkpoint import proposal_of
-from dsa_hw.methods.registry import Batches, Loss, Problem, Proposal, methods
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal, Realised, realise
+from dsa_hw.methods.registry import check_method
 from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of, reference_of
 from dsa_hw.pipeline.constraints import Line, Work, common_grid, prepare
 from dsa_hw.pipeline.example_inputs import example_for
@@ -112,8 +114,7 @@ def allocate(
             raise BudgetError(
                 f"budget={one!r} does not say of what: give LatencyBudget('5ms'), FlopsBudget('50%') or a list of those"
             )
-    if method not in methods():
-        raise DsaError(f"there is no method {method!r}; there are {', '.join(methods())}")
+    check_method(method)
     inputs = example_for(model, example_inputs)
     folder, store = _places(out)
     with Bar(progress) as bar:
@@ -142,8 +143,7 @@ def allocate(
         problem = Problem(
             model,
             groups,
-            costs=[line.cost for line in lines],
-            limits=[line.limit for line in lines],
+            CostSet([line.cost for line in lines], groups.sizes, [line.limit for line in lines], wanted),
             example_inputs=inputs,
             grid=steps,
             train=train,
@@ -170,7 +170,8 @@ def allocate(
             listener=lambda found, number: _log.info("measurement %d: %s", number, _sentence(lines, found)),
         )
     best = max(rounds, key=lambda found: found.rank)
-    kept, small = networks.made[tuple(best.widths.tolist())]
+    found = networks.made[tuple(best.widths.tolist())]
+    kept, small = found.kept, found.model
     data = train if train is not None else val
     if data is not None:
         from dsa_hw.training.finetune import recalibrate
@@ -204,7 +205,7 @@ class _Networks:
     def __init__(
         self, problem: Problem, proposal: Proposal, lines: Sequence[Line], limit: float, bar: Bar, settings: Settings
     ) -> None:
-        self.made: dict[tuple[int, ...], tuple[list[NDArray[np.int64]], nn.Module]] = {}
+        self.made: dict[tuple[int, ...], Realised] = {}
         self._problem, self._proposal, self._lines = problem, proposal, lines
         self._limit, self._bar, self._most, self._count = limit, bar, settings.most, 0
 
@@ -214,11 +215,8 @@ class _Networks:
         self._count += 1
         key, problem = tuple(widths.tolist()), self._problem
         if key not in self.made:
-            scores = self._proposal.importance
-            ranking: Any = problem.importance if scores is None else lambda *_: scores
-            kept = choose(self._proposal.model, problem.groups, widths, ranking)
-            self.made[key] = kept, shrink(self._proposal.model, problem.groups, kept)
-        small = self.made[key][1]
+            self.made[key] = realise(problem, self._proposal, widths)
+        small = self.made[key].model
         readings, dense = [], []
         for line in self._lines:
             if line.gauge.exact:

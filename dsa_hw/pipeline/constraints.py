@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dsa_hw.errors import BudgetError, InfeasibleBudgetError, ProfileError
-from dsa_hw.methods.dsa.admm import Cost, Valued
+from dsa_hw.errors import BudgetError, ProfileError
+from dsa_hw.methods.costs import Cost, CostSet, infeasible_budget
 from dsa_hw.methods.rounding import narrowest
 from dsa_hw.pipeline.meters import Gauge, gauge_for, rules_for
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from profilers import Protocol
     from profilers.targets import Target
 
-__all__ = ["Line", "Source", "Work", "common_grid", "learn", "predict", "prepare"]
+__all__ = ["Line", "Source", "Work", "common_grid", "learn", "prepare"]
 
 _log = logging.getLogger(__name__)
 
@@ -218,15 +217,9 @@ def _check(lines: Sequence[Line], work: Work) -> None:
     sizes = work.groups.sizes
     narrow = narrowest(sizes, common_grid(lines, len(sizes)), work.minimum)
     for line in lines:
-        smallest = float(predict([line.cost], narrow, sizes)[0])
+        smallest = float(CostSet([line.cost], sizes).at_widths(narrow)[0])
         if smallest > line.limit:
-            asked, say = line.budget, line.budget.format
-            least_share = f" ({100 * smallest / line.dense:.3g} % of the dense network)"
-            raise InfeasibleBudgetError(
-                f"{asked}, that is {say(line.limit)}, cannot be kept: with every group at its smallest width the "
-                f"network still costs {say(smallest)}{least_share}. Ask for more than that",
-                smallest=smallest,
-            )
+            raise infeasible_budget(line.budget, line.limit, smallest, line.dense)
 
 
 def common_grid(lines: Sequence[Line], groups: int) -> NDArray[np.int64]:
@@ -236,13 +229,6 @@ def common_grid(lines: Sequence[Line], groups: int) -> NDArray[np.int64]:
         if line.grid is not None:
             grid = np.lcm(grid, line.grid)
     return grid
-
-
-def predict(costs: Sequence[Valued], widths: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Costs (..., J) at widths (..., K)."""
-    ratios = torch.from_numpy(np.asarray(widths / sizes, np.float64))
-    with torch.no_grad():
-        return np.stack([np.asarray(cost.value(ratios), np.float64) for cost in costs], -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_hw.errors import InfeasibleBudgetError
-from dsa_hw.methods.dsa.admm import Cost, Valued
+from dsa_hw.methods.costs import Cost, CostSet, Valued
 from dsa_hw.pipeline.certificate import CANNOT_TELL, MET, Reading, limit_of, reference_of, verdict_of
-from dsa_hw.pipeline.constraints import Line, predict
+from dsa_hw.pipeline.constraints import Line
 from dsa_hw.pipeline.width_search import Way
 
 __all__ = ["Corrected", "Round", "Settings", "settle"]
@@ -163,9 +163,9 @@ def settle(
     exact = np.array([line.gauge.exact for line in lines])
     while len(rounds) < rules.most:
         margins = _margins(rounds, exact, rules)
-        aims = limits * (1 - margins)
+        aims = CostSet(costs, sizes, limits * (1 - margins), [line.budget for line in lines])
         try:
-            widths = way.approach(costs, aims, enough=1 - (1 - rules.use) / 3)
+            widths = way.approach(aims, enough=1 - (1 - rules.use) / 3)
         except InfeasibleBudgetError:
             if not rounds:
                 raise
@@ -175,12 +175,12 @@ def settle(
         if seen[tuple(widths.tolist())] >= (2 if doubtful else 1):
             best = max(rounds, key=lambda r: r.rank)
             window = min(rules.use / (1 - margins.max()), 1.0), 1.0
-            other = way.beside(best.widths, costs, aims, window, seen) if best.verdict == MET else None
+            other = way.beside(best.widths, aims, window, seen) if best.verdict == MET else None
             if other is None:
                 break
             widths = other
         seen[tuple(widths.tolist())] += 1
-        predicted = predict(costs, widths, sizes)
+        predicted = aims.at_widths(widths)
         readings, dense = measure(widths)
         rounds.append(_judge(lines, widths, predicted, readings, dense))
         if listener is not None:
@@ -246,5 +246,5 @@ def _corrected(line: Line, rounds: Sequence[Round], sizes: Ints, j: int, rules: 
     if not points:
         return line.cost
     array = np.array(points)
-    predicted = predict([line.cost], np.rint(array * sizes).astype(np.int64), sizes)[:, 0]
+    predicted = CostSet([line.cost], sizes).at_widths(np.rint(array * sizes).astype(np.int64))[:, 0]
     return Corrected(line.cost, array, np.log(np.array(values) / predicted), np.array(noise), rules)

@@ -12,7 +12,7 @@ from torch import nn
 
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.registry import Proposal
+from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Line
 

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import logit
 
-from dsa_hw.errors import InfeasibleBudgetError
-from dsa_hw.methods.dsa.admm import Admm, Cost, Valued
+from dsa_hw.methods.costs import Cost, CostSet, Valued
+from dsa_hw.methods.dsa.admm import Admm
 from dsa_hw.methods.rounding import narrowest, round_widths
-from dsa_hw.pipeline.constraints import predict
 
 __all__ = ["Way", "project"]
 
@@ -48,29 +47,24 @@ class Way:
     def at(self, limits: Floats) -> Ints:
         """Widths (K,) at limits (J,) on the models."""
         near = self._project(limits)
-        return round_widths(near, self.sizes, self.models, limits.tolist(), self.grid, minimum=self.minimum)
+        return round_widths(near, CostSet(self.models, self.sizes, limits), self.grid, minimum=self.minimum)
 
-    def approach(self, costs: Sequence[Valued], aims: Floats, enough: float) -> Ints:
-        """Widths (K,) whose ``costs`` are within the ``aims`` (J,) and, if there are any, use ``enough`` of one.
+    def approach(self, costs: CostSet[Valued], enough: float) -> Ints:
+        """Widths (K,) whose ``costs`` are within their limits, the aims, and, if there are any, use ``enough`` of one.
 
         Raises ``InfeasibleBudgetError`` where the narrowest network is not within the aims.
         """
-        narrow = predict(costs, self.least, self.sizes)
-        if (narrow > aims).any():
-            worst = int(np.argmax(narrow / aims))
-            raise InfeasibleBudgetError(
-                f"Budget {worst} is {aims[worst]:.6g}, but the narrowest network costs {narrow[worst]:.6g}.",
-                smallest=float(narrow[worst]),
-            )
-        bottom = predict(self.models, self.least, self.sizes) * (1 + 1e-9)
+        costs.check_feasible(self.least / self.sizes)
+        aims, narrow = costs.limits, costs.at_widths(self.least)
+        bottom = CostSet(self.models, self.sizes).at_widths(self.least) * (1 + 1e-9)
         point = torch.from_numpy(self._project(np.maximum(aims, bottom)))
         with torch.no_grad():
-            ratios = [float(m.value(point) / c.value(point)) for m, c in zip(self.models, costs, strict=True)]
+            ratios = [float(m.value(point) / c.value(point)) for m, c in zip(self.models, costs.costs, strict=True)]
         limits, low, high, scale = aims * np.array(ratios), 0.0, np.inf, 1.0
         best, used = self.least, float((narrow / aims).max())
         for _ in range(_TRIES):
             widths = self.at(np.maximum(scale * limits, bottom))
-            share = float((predict(costs, widths, self.sizes) / aims).max())
+            share = float((costs.at_widths(widths) / aims).max())
             if used < share <= 1.0:
                 best, used = widths, share
             if enough <= share <= 1.0 or (widths == (self.sizes if share <= 1.0 else self.least)).all():
@@ -80,13 +74,12 @@ class Way:
             scale *= 0.5 * (1.0 + enough) / share
             if not low < scale < high:
                 scale = 0.5 * (low + high) if np.isfinite(high) else 1.02 * low
-        return self._fill(best, costs, aims, enough)
+        return self._fill(best, costs, enough)
 
     def beside(
         self,
         widths: Ints,
-        costs: Sequence[Valued],
-        aims: Floats,
+        costs: CostSet[Valued],
         window: tuple[float, float],
         seen: Container[tuple[int, ...]],
     ) -> Ints | None:
@@ -100,7 +93,7 @@ class Way:
         rows = rows[[tuple(row) not in seen for row in rows.tolist()]]
         if not len(rows):
             return None
-        use = self._use(rows, costs, aims)
+        use = self._use(rows, costs)
         middle, half = 0.5 * (window[0] + window[1]), 0.5 * (window[1] - window[0])
         for allowed in (0.5 * half, half):
             good = np.flatnonzero(np.abs(use - middle) <= allowed + 1e-9)
@@ -111,13 +104,13 @@ class Way:
     def _project(self, limits: Floats) -> Floats:
         return project(self.alpha, self.models, limits, self.least / self.sizes)
 
-    def _fill(self, widths: Ints, costs: Sequence[Valued], aims: Floats, enough: float) -> Ints:
+    def _fill(self, widths: Ints, costs: CostSet[Valued], enough: float) -> Ints:
         """``widths``, changed a little so that they use ``enough`` of the aims.
 
         First other widths on the grid (one group up, another one down), then a finer step for a single group. Off the
         grid the device is slower than a model says; the next measurement tells.
         """
-        best = float(self._use(widths, costs, aims))
+        best = float(self._use(widths, costs))
         steps = [self.grid] if self.sizes.size <= _MANY else []
         while steps[-1:] and (steps[-1] > 1).any():
             steps.append(np.maximum(steps[-1] // 2, 1))
@@ -129,16 +122,16 @@ class Way:
                 start = widths  # from here on one group, and one only, leaves the grid
             rows = self._singles(start, step) if number else self._pairs(start)
             if len(rows):
-                found = self._use(rows, costs, aims)
+                found = self._use(rows, costs)
                 good = np.flatnonzero(found >= enough)
                 pick = int(good[self._nearest(rows[good])]) if good.size else int(np.argmax(found))
                 if found[pick] > best:
                     widths, best = rows[pick], float(found[pick])
         return widths
 
-    def _use(self, rows: Ints, costs: Sequence[Valued], aims: Floats) -> Floats:
+    def _use(self, rows: Ints, costs: CostSet[Valued]) -> Floats:
         """How much of the aims configurations (..., K) use; -inf where one is exceeded."""
-        share = predict(costs, rows, self.sizes) / aims
+        share = costs.at_widths(rows) / costs.limits
         return np.where((share <= 1).all(-1), share.max(-1), -np.inf)
 
     def _nearest(self, rows: Ints) -> int:

@@ -18,8 +18,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the blocks of the page define; their registrations end with the test."""
     from dsa_hw.methods import registry
 
-    registry.methods()  # fill both registries before they are copied
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    registry.available_methods()  # fill both registries before they are copied
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
     monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
     found: dict[str, Any] = {}
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE), 1):

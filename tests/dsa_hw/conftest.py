@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsa_hw.methods import registry as methods
-from dsa_hw.methods.registry import Problem, Proposal
+from dsa_hw.methods.problem import Problem, Proposal
 from profilers import Protocol
 from tests.fakes.formula import Formula, Net
 
@@ -42,13 +42,13 @@ def formula() -> Formula:
 @pytest.fixture
 def counting() -> Iterator[list[Problem]]:
     """A method "counting" (uniform keep ratios) and the problems that it was asked to solve."""
-    methods.methods()
+    methods.available_methods()
     asked: list[Problem] = []
 
-    @methods.method("counting")
+    @methods.register_method("counting")
     def solve(problem: Problem) -> Proposal:
         asked.append(problem)
-        return methods._METHODS["uniform"](problem)
+        return methods.METHODS["uniform"](problem)
 
     yield asked
-    del methods._METHODS["counting"]
+    del methods.METHODS["counting"]

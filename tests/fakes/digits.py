@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from torch import nn
 
-from dsa_hw.methods.registry import Problem, Proposal, method, solve
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method, solve
 from dsa_hw.zoo import data as datasets
 from profilers.targets import Loaded, Target, register
 
@@ -75,13 +76,13 @@ def digits() -> datasets.Data:
     return replace(whole, train=whole.train.first(192), val=whole.val.first(64), test=whole.test.first(120))
 
 
-@method("tilted")
+@register_method("tilted")
 def tilted(problem: Problem) -> Proposal:
     """Not uniform: later groups keep more; with a history such as the allocator writes."""
     flat = solve(problem, "uniform")
     k = len(problem.groups)
     alpha = np.clip(flat.alpha * np.linspace(0.8, 1.0, k), problem.minimum, 1.0)
     history = pd.DataFrame(
-        {"step": [1.0, 2.0], "used_0": [1.5, 1.0], "limit_0": [1.2 * problem.limits[0], problem.limits[0]]}
+        {"step": [1.0, 2.0], "used_0": [1.5, 1.0], "limit_0": [1.2 * problem.costs.limits[0], problem.costs.limits[0]]}
     )
     return Proposal(alpha, problem.model, None, history)

@@ -12,8 +12,8 @@ import pandas as pd
 
 from dsa_hw.experiments.report.findings import COLUMNS, Findings
 from dsa_hw.experiments.run_folder import Workshop, slug
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.pipeline.certificate import Reading, verdict_of
-from dsa_hw.pipeline.constraints import predict
 
 if TYPE_CHECKING:
     from budgets import Budget, CostModel
@@ -83,7 +83,7 @@ def gather(source: Source) -> Findings:
                 histories[id] = pd.read_csv(path)
         reading = readings[id]
         row |= {name: float(cost(at / sizes)) for name, cost in counts.items()}
-        row |= {"id": id, "predicted": float(predict([source.cost], at, sizes)[0]), "seconds": reading.value}
+        row |= {"id": id, "predicted": float(CostSet([source.cost], sizes).at_widths(at)[0]), "seconds": reading.value}
         row |= {"low": reading.low, "high": reading.high, "runs": reading.runs, "trusted": reading.doubt is None}
         row["verdict"] = ""
         if row["kind"] == "latency":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.registry import Problem
+from dsa_hw.methods.problem import Problem
 
 __all__ = ["Compute", "Evaluation", "Nothing", "Training", "read"]
 

@@ -15,7 +15,7 @@ from dsa_hw.channels import masked
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.baselines._evaluation import place, seeded
 from dsa_hw.methods.baselines._options import Training
-from dsa_hw.methods.registry import Batches, Problem
+from dsa_hw.methods.problem import Batches, Problem
 from dsa_hw.training.finetune import Endless, checked_loss, device_of, precise
 
 __all__ = ["fine_tune", "needs_train", "steps_of", "strength", "train"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dsa_hw.channels import ChannelGroups
 from dsa_hw.channels.importance import scores
-from dsa_hw.methods.baselines._limits import Floats
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["Gammas", "Norms", "gamma_scores"]
 

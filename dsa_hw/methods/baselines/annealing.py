@@ -11,9 +11,11 @@ from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
-from dsa_hw.methods.baselines._limits import Floats, Ints, Limits, dense_proposal
+from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Evaluation, read
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
+from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["annealing"]
 
@@ -40,7 +42,7 @@ class _Options(Evaluation):
             )
 
 
-@method("annealing")
+@register_method("annealing")
 def annealing(problem: Problem) -> Proposal:
     """The best keep ratios that a seeded random walk from uniform ones finds.
 

@@ -7,12 +7,13 @@ import pandas as pd
 from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Nothing, read
 from dsa_hw.methods.baselines._units import gamma_scores
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
 
 __all__ = ["global_gamma"]
 
 
-@method("global_gamma")
+@register_method("global_gamma")
 def global_gamma(problem: Problem) -> Proposal:
     """Remove the units with the smallest raw |gamma|, as few as keep every budget. No options.
 

@@ -14,9 +14,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from dsa_hw.channels.trace import as_inputs
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
-from dsa_hw.methods.baselines._limits import Floats, Ints, Limits, dense_proposal
+from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Evaluation, read
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
+from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["knapsack"]
 
@@ -48,7 +50,7 @@ class _Options(Evaluation):
             )
 
 
-@method("knapsack")
+@register_method("knapsack")
 def knapsack(problem: Problem) -> Proposal:
     """Maximise the importance of the kept units with every cost, at the real widths, within its limit.
 
@@ -90,19 +92,19 @@ class _Program:
         return float(sum(v[p] for v, p in zip(self.worth, position, strict=True)))
 
     def costs(self, position: Ints) -> Floats:
-        return self.limits.values(self.widths(position) / self.limits.sizes)
+        return self.limits.costs.at_widths(self.widths(position))
 
     def solve(self) -> tuple[Ints, list[dict[str, Any]]]:
         present = self._start()
         rows: list[dict[str, Any]] = []
         radius = int(self.last.max())
-        slack, corrections = np.zeros(self.limits.limits.size), 0
+        slack, corrections = np.zeros(self.limits.costs.limits.size), 0
         while radius >= 1 and len(rows) < self.options.rounds:
-            found = self._step(present, radius, self.limits.limits - slack)
-            over = self.costs(found) - self.limits.limits if found is not None else slack
+            found = self._step(present, radius, self.limits.costs.limits - slack)
+            over = self.costs(found) - self.limits.costs.limits if found is not None else slack
             kept = self.kept(found) if found is not None else -np.inf
             better = kept > self.kept(present) * (1.0 + 1e-12)
-            rows.append({"radius": radius, "kept": kept, "over": float((over / self.limits.limits).max())})
+            rows.append({"radius": radius, "kept": kept, "over": float((over / self.limits.costs.limits).max())})
             if found is not None and better and (over <= 0.0).all():
                 present = found
             elif found is not None and better and corrections < _CORRECTIONS:
@@ -129,8 +131,8 @@ class _Program:
         trial = np.tile(self.widths(present), (choice.size, 1))
         trial[np.arange(choice.size), owner] = [self.limits.allowed[k][p] for k, p in zip(owner, choice, strict=True)]
         base = self.costs(present)
-        change = self.limits.values(trial / self.limits.sizes) - base
-        unit = np.maximum(np.abs(self.limits.limits), np.finfo(float).tiny)
+        change = self.limits.costs.at_widths(trial) - base
+        unit = np.maximum(np.abs(self.limits.costs.limits), np.finfo(float).tiny)
         worth = np.array([self.worth[k][p] for k, p in zip(owner, choice, strict=True)])
         one = sparse.csr_array((np.ones(owner.size), (owner, np.arange(owner.size))))
         result = milp(

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dsa_hw.methods.baselines._evaluation import prepared
-from dsa_hw.methods.baselines._limits import Floats, Limits, dense_proposal
+from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Training, read
 from dsa_hw.methods.baselines._training import needs_train, steps_of, strength, train
 from dsa_hw.methods.baselines._units import Gammas, gamma_scores
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
 from dsa_hw.training.finetune import device_of
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["allocate_morphnet", "morphnet", "train_morphnet"]
 
@@ -74,7 +76,7 @@ def _prices(limits: Limits, living: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
     """c_k for every unit (U,), mean 1."""
     parts = np.split(living, np.cumsum(limits.sizes)[:-1])
     alpha = limits.clip(np.array([part.mean() for part in parts]))
-    price = np.repeat(limits.gradients(alpha).sum(0) / limits.sizes, limits.sizes)
+    price = np.repeat((limits.costs.gradients(alpha) / limits.costs.dense[:, None]).sum(0) / limits.sizes, limits.sizes)
     mean = float(price.mean())
     return price / mean if mean > 0.0 else np.ones_like(price)
 
@@ -98,7 +100,7 @@ def allocate_morphnet(problem: Problem, trained: nn.Module) -> Proposal:
     return Proposal(alpha, trained, importance, history)
 
 
-@method("morphnet")
+@register_method("morphnet")
 def morphnet(problem: Problem) -> Proposal:
     """``train_morphnet`` for ``problem.epochs`` (1), then ``allocate_morphnet``.
 

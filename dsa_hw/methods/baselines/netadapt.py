@@ -14,11 +14,13 @@ from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, prepared, ranks, seeded, unit_scores
-from dsa_hw.methods.baselines._limits import Floats, Ints, Limits, dense_proposal
+from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Evaluation, Training, read
 from dsa_hw.methods.baselines._training import fine_tune, needs_train
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
 from dsa_hw.training.finetune import Endless
+from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["netadapt"]
 
@@ -42,7 +44,7 @@ class _Options(Training, Evaluation):
             raise DsaError(f"netadapt needs at least 1 iteration; found {self.iterations}")
 
 
-@method("netadapt")
+@register_method("netadapt")
 def netadapt(problem: Problem) -> Proposal:
     """Widths on the grid by greedy search; ``problem.costs`` are the measured costs.
 
@@ -64,7 +66,7 @@ def netadapt(problem: Problem) -> Proposal:
         for i in range(1, options.iterations + 1):
             # Exactly the limits at the end; one above the dense cost stays where it is.
             left = 1.0 - i / options.iterations
-            search.reach(i, limits.limits + left * np.maximum(limits.dense - limits.limits, 0.0))
+            search.reach(i, limits.costs.limits + left * np.maximum(limits.costs.dense - limits.costs.limits, 0.0))
             bar.update()
     return Proposal(search.widths / limits.sizes, search.tuned, search.importance, pd.DataFrame(search.rows))
 
@@ -86,7 +88,7 @@ class _Search:
     def reach(self, iteration: int, limits: Floats) -> None:
         """Make groups narrower, one at a time, until the costs are within ``limits`` (J,)."""
         while True:
-            here = self.limits.values(self.widths / self.limits.sizes)
+            here = self.limits.costs.at_widths(self.widths)
             over = (here - limits) / limits
             j = int(np.argmax(over))
             if over[j] <= 0.0:
@@ -100,7 +102,7 @@ class _Search:
                     "group": self.problem.groups.names[group],
                     "width": width,
                     "loss": loss,
-                    "cost": float(self.limits.values(self.widths / self.limits.sizes)[j]),
+                    "cost": float(self.limits.costs.at_widths(self.widths)[j]),
                 }
             )
             if self.options.tune_steps:
@@ -116,7 +118,7 @@ class _Search:
                 continue
             trial = np.tile(self.widths, (narrower.size, 1))
             trial[:, k] = narrower
-            cost = self.limits.values(trial / self.limits.sizes)[:, j]
+            cost = self.limits.costs.at_widths(trial)[:, j]
             fits = np.flatnonzero(cost <= bound)
             if fits.size:
                 candidates.append((k, int(narrower[fits[-1]]), 0.0))

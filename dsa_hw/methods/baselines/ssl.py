@@ -13,7 +13,8 @@ from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Training, read
 from dsa_hw.methods.baselines._training import needs_train, steps_of, strength, train
 from dsa_hw.methods.baselines._units import Norms
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
 
 __all__ = ["allocate_ssl", "ssl", "train_ssl"]
 
@@ -63,7 +64,7 @@ def allocate_ssl(problem: Problem, trained: nn.Module) -> Proposal:
     return Proposal(widths / limits.sizes, trained, importance, history)
 
 
-@method("ssl")
+@register_method("ssl")
 def ssl(problem: Problem) -> Proposal:
     """``train_ssl`` for ``problem.epochs`` (1), then ``allocate_ssl``. Options: strength, pull, and training's."""
     read(problem, _Options, "ssl")

@@ -6,12 +6,13 @@ import numpy as np
 
 from dsa_hw.methods.baselines._limits import Limits, dense_proposal
 from dsa_hw.methods.baselines._options import Nothing, read
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
 
 __all__ = ["uniform"]
 
 
-@method("uniform")
+@register_method("uniform")
 def uniform(problem: Problem) -> Proposal:
     """The largest common keep ratio that keeps every budget; groups whose floor is higher stay at it. No options."""
     read(problem, Nothing, "uniform")

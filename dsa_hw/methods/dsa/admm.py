@@ -18,18 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 from scipy.special import expit, logit
-from torch import Tensor
 
-from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, WidthError
+from dsa_hw.errors import BudgetError, DsaError, WidthError
+from dsa_hw.methods.costs import Cost, CostSet, last_feasible
 
-__all__ = ["Admm", "AdmmState", "Cost", "ShadowPrice", "Valued"]
+__all__ = ["Admm", "AdmmState", "ShadowPrice"]
 
 _Array = NDArray[np.float64]
 # Keep ratios live in [1e-6, 1 - 1e-6]: no group of this world has a million channels.
@@ -38,20 +38,6 @@ _EDGE = 1e-6
 _TURNS = 4
 # Curvature of the penalty over that of the proximal term in the paper's inner problem (Eq. 9).
 _STIFFNESS = 10.0
-
-
-class Valued(Protocol):
-    """A function of the keep ratios."""
-
-    def value(self, alpha: Tensor) -> Tensor:
-        """Value (...) at keep ratios (..., K)."""
-
-
-class Cost(Valued, Protocol):
-    """What a budget is on: a non-decreasing function of the keep ratios, with its gradient."""
-
-    def gradient(self, alpha: _Array) -> _Array:
-        """Gradient (..., K) at keep ratios (..., K)."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +137,7 @@ class Admm:
         if not ((least >= 0.0) & (least <= 1.0)).all():
             raise BudgetError(f"minimum keep ratios must lie in [0, 1]; found {least.min()} to {least.max()}.")
         self._box = _Box(np.clip(least, _EDGE, 1.0))
-        self._costs.check_feasible(self._box.least)
+        self._costs.raw.check_feasible(self._box.least)
         self._dense = self._costs.keeps(np.ones(groups))
         theta = self._box.clip(np.full(groups, float(start)))
         self._first = np.maximum(self._costs.values(self._box.alpha(theta)), self._costs.limits)
@@ -324,46 +310,21 @@ class _NormalisedCosts:
     """J costs in units of their own value at alpha = 1."""
 
     def __init__(self, costs: Sequence[Cost], limits: Sequence[float], groups: int) -> None:
-        if not costs or len(costs) != len(limits):
-            raise BudgetError(f"Each budget needs a cost and a limit; found {len(costs)} and {len(limits)}.")
-        self._raw = tuple(costs)
-        self._asked = np.array([float(limit) for limit in limits])
-        self.dense = self._values(np.ones(groups))
-        if not (np.isfinite(self.dense) & (self.dense > 0.0)).all():
-            raise BudgetError(f"A cost must be positive and finite at alpha = 1; found {self.dense.tolist()}.")
-        if not np.isfinite(self._asked).all():
-            raise BudgetError(f"A limit must be a finite number; found {self._asked.tolist()}.")
-        self.limits = self._asked / self.dense
+        self.raw = CostSet(costs, np.ones(groups), limits)
+        self.dense = self.raw.dense
+        self.limits = self.raw.limits / self.dense
 
     def values(self, alpha: _Array) -> _Array:
         """Costs (..., J) at keep ratios (..., K), over their dense values."""
-        return self._values(alpha) / self.dense
-
-    def _values(self, alpha: _Array) -> _Array:
-        with torch.no_grad():
-            point = torch.from_numpy(np.ascontiguousarray(alpha, np.float64))
-            columns = [np.asarray(cost.value(point), np.float64) for cost in self._raw]
-        return np.stack(columns, -1)
+        return self.raw.at_ratios(alpha) / self.dense
 
     def gradients(self, alpha: _Array) -> _Array:
-        """Gradients (J, K) at keep ratios (K,); a fitted cost's negative parts are left out: costs do not fall."""
-        rows = np.stack([np.asarray(cost.gradient(alpha), np.float64) for cost in self._raw])
-        return np.maximum(rows / self.dense[:, None], 0.0)
+        """Gradients (J, K) at keep ratios (K,), over the dense values."""
+        return self.raw.gradients(alpha) / self.dense[:, None]
 
     def keeps(self, alpha: _Array) -> bool:
         """Whether the costs keep the limits as they were asked, to the last bit of the costs' own units."""
-        return bool((self._values(alpha) <= self._asked).all())
-
-    def check_feasible(self, least: _Array) -> None:
-        """Costs do not fall with the keep ratios, so the smallest keep ratios decide for every budget at once."""
-        smallest = self._values(least)
-        for j in np.flatnonzero(self._asked < smallest):
-            value = float(smallest[j])
-            raise InfeasibleBudgetError(
-                f"Budget {j} is {self._asked[j]:.6g}, but with every group at its smallest keep ratio the cost is "
-                f"still {value:.6g} (dense: {self.dense[j]:.6g}). Ask for at least {value:.6g}, or lower the minimum.",
-                smallest=value,
-            )
+        return bool(self.raw.keeps(alpha))
 
 
 _Weights = Callable[[_Array], _Array]
@@ -491,13 +452,4 @@ def _nearest(pull: _Array, y: _Array, floor: _Array) -> _Array:
 
 def _bisect(wanted: _Array, safe: _Array, keeps: Callable[[_Array], bool]) -> _Array:
     """``wanted`` if it keeps the limits, else the last point before they break on the way to it from ``safe``."""
-    if keeps(wanted):
-        return wanted
-    low, high = 0.0, 1.0  # share of the way from safe to wanted
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if keeps(safe + middle * (wanted - safe)):
-            low = middle
-        else:
-            high = middle
-    return safe + low * (wanted - safe)
+    return last_feasible(lambda share: wanted if share == 1.0 else safe + share * (wanted - safe), keeps)

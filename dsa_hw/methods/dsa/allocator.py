@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import Importance, scores
 from dsa_hw.errors import TrainingError, WidthError
-from dsa_hw.methods.dsa.admm import Admm, Cost, ShadowPrice
+from dsa_hw.methods.costs import Cost
+from dsa_hw.methods.dsa.admm import Admm, ShadowPrice
 from dsa_hw.methods.dsa.relaxation import Layout, inexactness, keep_probabilities, sample_masks
 from dsa_hw.training.finetune import Loss, checked_loss, device_of, on_device, precise, statistics_kept
 

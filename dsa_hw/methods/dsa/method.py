@@ -27,7 +27,8 @@ from dsa_hw.errors import DsaError, TrainingError
 from dsa_hw.methods.dsa.allocator import Allocator
 from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.dsa.trainer import Recipe, Trainer
-from dsa_hw.methods.registry import Problem, Proposal, method
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import register_method
 from dsa_hw.training.finetune import Endless, device_of, length_of, statistics_kept
 
 __all__ = ["dsa", "made_up_batches", "made_up_inputs", "output_distance"]
@@ -58,7 +59,7 @@ _FISHER_BATCHES = 16
 _ADMM = ("travel", "metric", "smoothing", "subproblem", "project_gradient")
 
 
-@method("dsa")
+@register_method("dsa")
 def dsa(problem: Problem) -> Proposal:
     """Differentiable sparsity allocation with whatever guidance there is."""
     unknown = set(problem.options) - set(_OPTIONS)
@@ -89,8 +90,8 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
     allocator = Allocator(
         model,
         problem.groups,
-        problem.costs,
-        problem.limits,
+        problem.costs.costs,
+        problem.costs.limits.tolist(),
         steps=options["steps"],
         loss=loss,
         importance=importance,
@@ -135,8 +136,8 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
     trainer = Trainer(
         model,
         problem.groups,
-        problem.costs,
-        problem.limits,
+        problem.costs.costs,
+        problem.costs.limits.tolist(),
         problem.train,
         val,
         recipe,

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from dsa_hw.channels import ChannelGroups, choose, shrink
 from dsa_hw.errors import TrainingError
-from dsa_hw.methods.dsa.admm import Cost
+from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
 from dsa_hw.methods.rounding import round_widths
 from dsa_hw.training.finetune import (
@@ -266,7 +266,7 @@ class Trainer:
 
     def _decide(self) -> None:
         alpha = self.allocator.keep_ratios.to_numpy()
-        widths = round_widths(alpha, self.groups.sizes, self.costs, self.limits, self.grid)
+        widths = round_widths(alpha, CostSet(self.costs, self.groups.sizes, self.limits), self.grid)
         scores = self.allocator.importances()
         self.kept = choose(self.dense, self.groups, widths, lambda *_: scores)
 

@@ -150,7 +150,7 @@ def test_energy_is_refused(tmp_path: Path) -> None:
 
 def test_an_impossible_budget_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsa_hw.experiments.run_folder.finetune", _never)
-    with pytest.raises(InfeasibleBudgetError, match="cannot be kept"):
+    with pytest.raises(InfeasibleBudgetError, match="cannot be met"):
         compare(
             net(),
             digits(),
@@ -213,7 +213,7 @@ def test_a_budget_that_cannot_be_kept_ends_the_front_and_does_not_undo_it(tmp_pa
     assert list(table.attrs["infeasible"]) == ["0.2%", "0.1%"]
     assert "smallest width" in table.attrs["infeasible"]["0.1%"]
     assert len(pd.read_csv(tmp_path / "front.csv")) == 1
-    with pytest.raises(InfeasibleBudgetError, match="cannot be kept"):
+    with pytest.raises(InfeasibleBudgetError, match="cannot be met"):
         sweep(net(), asked[1:], **settings)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.rounding import narrowest, round_widths
 
 Floats = NDArray[np.float64]
@@ -83,7 +84,7 @@ def test_on_the_grid_within_every_budget_and_full(k: int, seed: int, budgets: in
     alpha, sizes, grid, costs, limits, importance = case(k, seed, budgets)
     smallest = np.array([allowed(int(s), int(g))[0] for s, g in zip(sizes, grid, strict=True)])
     assume(all(cost.at(smallest / sizes) <= limit for cost, limit in zip(costs, limits, strict=True)))
-    widths = round_widths(alpha, sizes, costs, limits, grid, importance if weighted else None)
+    widths = round_widths(alpha, CostSet(costs, sizes, limits), grid, importance if weighted else None)
     assert widths.dtype == np.int64
     assert all(w in allowed(int(s), int(g)) for w, s, g in zip(widths, sizes, grid, strict=True))
     assert all(cost.at(widths / sizes) <= limit for cost, limit in zip(costs, limits, strict=True))
@@ -101,7 +102,7 @@ def test_as_good_as_the_best_of_a_thousand_random_neighbours(k: int, seed: int, 
     alpha, sizes, grid, costs, limits, importance = case(k, seed, budgets)
     smallest = np.array([allowed(int(s), int(g))[0] for s, g in zip(sizes, grid, strict=True)])
     assume(all(cost.at(smallest / sizes) <= limit for cost, limit in zip(costs, limits, strict=True)))
-    widths = round_widths(alpha, sizes, costs, limits, grid, importance)
+    widths = round_widths(alpha, CostSet(costs, sizes, limits), grid, importance)
     others = neighbours(alpha, sizes, grid, 1000, np.random.default_rng(seed))
     fits = np.all([cost.at(others / sizes) <= limit for cost, limit in zip(costs, limits, strict=True)], axis=0)
     best = max((kept(row, importance) for row in np.unique(others[fits], axis=0)), default=0.0)
@@ -112,13 +113,13 @@ def test_widths_that_already_fit_stay() -> None:
     _, sizes, grid, costs, _, _ = case(12, 1)
     widths = np.array([allowed(int(s), int(g))[-1 - (i % 2)] for i, (s, g) in enumerate(zip(sizes, grid, strict=True))])
     limit = float(costs[0].at(widths / sizes))
-    assert np.array_equal(round_widths(widths / sizes, sizes, costs, [limit], grid), widths)
+    assert np.array_equal(round_widths(widths / sizes, CostSet(costs, sizes, [limit]), grid), widths)
 
 
 def test_free_channels_are_given_back() -> None:
     sizes = np.array([64, 64, 48])
     cost = Stairs(sizes, 16)
-    widths = round_widths(np.array([0.4, 0.6, 0.3]), sizes, [cost], [2 + 3 + 1])
+    widths = round_widths(np.array([0.4, 0.6, 0.3]), CostSet([cost], sizes, [2 + 3 + 1]))
     assert float(cost.value(torch.from_numpy(widths / sizes))) == 6
     assert (widths % 16 == 0).all()
 
@@ -126,7 +127,7 @@ def test_free_channels_are_given_back() -> None:
 def test_a_grid_coarser_than_the_group_leaves_the_full_width() -> None:
     rng = np.random.default_rng(0)
     cost = Quadratic(2, rng)
-    widths = round_widths([0.5, 0.5], [6, 64], [cost], [float(cost.at(np.array([1.0, 0.5])))], [8, 8])
+    widths = round_widths([0.5, 0.5], CostSet([cost], [6, 64], [float(cost.at(np.array([1.0, 0.5])))]), [8, 8])
     assert widths.tolist() == [6, 32]
 
 
@@ -135,7 +136,7 @@ def test_where_the_grid_is_above_a_keep_ratio_others_make_room() -> None:
     cost = Quadratic(3, rng)
     alpha, sizes = np.array([0.1, 0.6, 0.6]), np.array([16, 64, 64])
     limit = float(cost.at(alpha))
-    widths = round_widths(alpha, sizes, [cost], [limit], [8, 4, 4], minimum=0.1)
+    widths = round_widths(alpha, CostSet([cost], sizes, [limit]), [8, 4, 4], minimum=0.1)
     assert widths[0] == 8
     assert cost.at(widths / sizes) <= limit
     assert widths.min() >= 7
@@ -152,13 +153,13 @@ def test_no_allowed_width_is_below_the_narrowest(groups: list[tuple[int, int]], 
 
 def test_minimum_is_kept_and_infeasible_is_said() -> None:
     alpha, sizes, _, costs, limits, _ = case(8, 3)
-    widths = round_widths(np.full(8, 0.2), sizes, costs, [float(costs[0].at(np.full(8, 0.55)))], minimum=0.5)
+    widths = round_widths(np.full(8, 0.2), CostSet(costs, sizes, [float(costs[0].at(np.full(8, 0.55)))]), minimum=0.5)
     assert (widths >= 0.5 * sizes).all()
-    with pytest.raises(InfeasibleBudgetError, match="smallest widths") as caught:
-        round_widths(alpha, sizes, costs, [limits[0] * 1e-3], minimum=0.5)
+    with pytest.raises(InfeasibleBudgetError, match="narrowest network") as caught:
+        round_widths(alpha, CostSet(costs, sizes, [limits[0] * 1e-3]), minimum=0.5)
     assert caught.value.smallest is not None
     assert caught.value.smallest == pytest.approx(float(costs[0].at(np.ceil(0.5 * sizes) / sizes)))
-    exact = round_widths(alpha, sizes, costs, [caught.value.smallest], minimum=0.5)
+    exact = round_widths(alpha, CostSet(costs, sizes, [caught.value.smallest]), minimum=0.5)
     assert np.array_equal(exact, np.ceil(0.5 * sizes))
 
 
@@ -167,7 +168,7 @@ def test_sixty_groups_take_about_half_a_second_and_the_same_answer_every_time() 
     times, found = [], []
     for _ in range(3):
         start = time.process_time()  # of this process; a neighbour still slows it through caches and memory
-        found.append(round_widths(alpha, sizes, costs, limits, grid, importance))
+        found.append(round_widths(alpha, CostSet(costs, sizes, limits), grid, importance))
         times.append(time.process_time() - start)
     assert min(times) < 1.5, "below 1 s on a quiet machine; the rest is for noisy ones"
     assert all(np.array_equal(found[0], other) for other in found)
@@ -176,12 +177,12 @@ def test_sixty_groups_take_about_half_a_second_and_the_same_answer_every_time() 
 def test_bad_input_is_refused() -> None:
     alpha, sizes, _, costs, limits, importance = case(3, 5)
     with pytest.raises(WidthError, match=r"\[0, 1\]"):
-        round_widths(alpha + 1, sizes, costs, limits)
+        round_widths(alpha + 1, CostSet(costs, sizes, limits))
     with pytest.raises(WidthError, match="shapes"):
-        round_widths(alpha[:2], sizes, costs, limits)
+        round_widths(alpha[:2], CostSet(costs, sizes, limits))
     with pytest.raises(WidthError, match="grid"):
-        round_widths(alpha, sizes, costs, limits, [0, 1, 1])
+        round_widths(alpha, CostSet(costs, sizes, limits), [0, 1, 1])
     with pytest.raises(WidthError, match="lengths"):
-        round_widths(alpha, sizes, costs, limits, importance=[*importance[::-1], np.ones(1)])
+        round_widths(alpha, CostSet(costs, sizes, limits), importance=[*importance[::-1], np.ones(1)])
     with pytest.raises(BudgetError, match="limit"):
-        round_widths(alpha, sizes, costs, [])
+        round_widths(alpha, CostSet(costs, sizes, []))

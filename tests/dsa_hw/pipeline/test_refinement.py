@@ -10,9 +10,10 @@ import torch
 import budgets
 from budgets.quadratic import Quadratic
 from dsa_hw.errors import InfeasibleBudgetError
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.rounding import narrowest
 from dsa_hw.pipeline.certificate import CANNOT_TELL, MET, Reading
-from dsa_hw.pipeline.constraints import Line, predict
+from dsa_hw.pipeline.constraints import Line
 from dsa_hw.pipeline.refinement import Corrected, Round, Settings, settle
 from dsa_hw.pipeline.width_search import Way, project
 from tests.fakes.world import World
@@ -92,9 +93,9 @@ def test_a_coarse_grid_is_left_for_a_single_group_where_it_helps() -> None:
     cost = SimpleNamespace(**{name: getattr(Quadratic(np.zeros((2, 2)), np.array([0.5, 0.5]), 0.0), name)
                               for name in ("value", "gradient")})  # fmt: skip
     sizes, grid, aims = np.array([32, 32]), np.array([16, 16]), np.array([0.62])
-    widths = Way(np.array([0.62, 0.62]), sizes, [cost], grid).approach([cost], aims, 0.97)
-    assert float(predict([cost], widths, sizes)[0]) <= 0.62
-    assert float(predict([cost], widths, sizes)[0]) >= 0.97 * 0.62
+    widths = Way(np.array([0.62, 0.62]), sizes, [cost], grid).approach(CostSet([cost], sizes, aims), 0.97)
+    assert float(CostSet([cost], sizes).at_widths(widths)[0]) <= 0.62
+    assert float(CostSet([cost], sizes).at_widths(widths)[0]) >= 0.97 * 0.62
     assert (widths % 16 == 0).sum() == 1
 
 
@@ -147,7 +148,7 @@ def test_the_narrowest_network_is_measured_before_giving_up() -> None:
     world = World(2)
     line = absolute(world, 0.5)
     least = narrowest(world.sizes, world.grid, 0.05)
-    line = replace(line, limit=1.1 * float(predict([line.cost], least, world.sizes)[0]))
+    line = replace(line, limit=1.1 * float(CostSet([line.cost], world.sizes).at_widths(least)[0]))
     line = replace(line, budget=budgets.LatencyBudget(f"{line.limit!r}s"))
     told = [1.3 * line.limit, 0.98 * line.limit]
     rounds = settle([line], np.full(world.sizes.size, 0.7), world.sizes, world.grid, constant(world, *told))

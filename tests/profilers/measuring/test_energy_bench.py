@@ -19,6 +19,7 @@ import budgets
 import profilers
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.rounding import round_widths
 from profilers import energy
 from profilers.measuring import counters
@@ -160,7 +161,8 @@ def test_profile_fit_and_a_budget_that_is_met(tiny: Network, tmp_path: Path) -> 
     limit = budget.limit(cost.dense)
     ratios = np.linspace(1, 0.1, 91)
     alpha = next(r for r in ratios if float(cost(np.full(len(groups), r))) <= 0.98 * limit)
-    widths = round_widths(np.full(len(groups), alpha), groups.sizes, [cost], [0.98 * limit], np.full(len(groups), 2))
+    costs = CostSet([cost], groups.sizes, [0.98 * limit])
+    widths = round_widths(np.full(len(groups), alpha), costs, np.full(len(groups), 2))
     small = shrink(model, groups, [np.arange(w) for w in widths])
     found = profilers.measure(small, inputs, Chip(device), **options)
     assert isinstance(found, EnergyMeasurement)

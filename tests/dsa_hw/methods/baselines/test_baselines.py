@@ -27,7 +27,9 @@ from dsa_hw.methods.baselines._options import Evaluation
 from dsa_hw.methods.baselines._units import Gammas, Norms, gamma_scores
 from dsa_hw.methods.baselines.knapsack import _Options as KnapsackOptions
 from dsa_hw.methods.baselines.knapsack import _Program, taylor_scores
-from dsa_hw.methods.registry import Problem, Proposal, methods, realise, solve
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem, Proposal, realise
+from dsa_hw.methods.registry import available_methods, solve
 
 METHODS: dict[str, Callable[[Problem], Proposal]] = {
     "uniform": baselines.uniform,
@@ -96,7 +98,8 @@ def problem_of(
 ) -> Any:
     model, groups, x = network
     cost = budgets.flops(groups)
-    settings = {"costs": [cost], "limits": [share * cost.dense], "example_inputs": (x,), **more}
+    costs = CostSet(more.pop("costs", [cost]), groups.sizes, more.pop("limits", [share * cost.dense]))
+    settings = {"costs": costs, "example_inputs": (x,), **more}
     settings.setdefault("options", QUICK.get(name, {}))
     if name in TRAINED:
         settings.setdefault("train", loader())
@@ -104,8 +107,7 @@ def problem_of(
 
 
 def used(problem: Problem, alpha: Any) -> np.ndarray[Any, Any]:
-    point = torch.as_tensor(np.asarray(alpha, np.float64))
-    return np.array([float(c.value(point)) / b for c, b in zip(problem.costs, problem.limits, strict=True)])
+    return problem.costs.at_ratios(np.asarray(alpha, np.float64)) / problem.costs.limits
 
 
 @every
@@ -441,13 +443,15 @@ def test_netadapt_takes_the_least_loss_of_all_groups(network: Any) -> None:
     val = list(loader(16))
     problem = problem_of(network, share=0.8, val=val, options={"iterations": 4, "statistics": "stored"})
     first = baselines.netadapt(problem).history.iloc[0]
-    bound = problem.costs[0].dense * (1 - 0.2 / 4)
+    bound = problem.costs.costs[0].dense * (1 - 0.2 / 4)
     from dsa_hw.channels import choose
 
     losses = {}
     for k, size in enumerate(groups.sizes.tolist()):
         fits = [
-            w for w in range(1, size) if problem.costs[0](np.where(np.arange(len(groups)) == k, w / size, 1)) <= bound
+            w
+            for w in range(1, size)
+            if problem.costs.costs[0](np.where(np.arange(len(groups)) == k, w / size, 1)) <= bound
         ]
         if fits and max(fits) >= np.ceil(0.05 * size):
             widths = np.where(np.arange(len(groups)) == k, max(fits), groups.sizes)
@@ -489,7 +493,7 @@ def knapsack_against_enumeration(seed: int, coupling: float, count: int = 1) -> 
     share = rng.uniform(0.25, 0.9)
     limits = [share * float(c.value(torch.ones(4, dtype=torch.float64))) for c in costs]
     grid = np.array([1, 1, 2, 1])
-    problem: Any = Problem(nn.Identity(), TinyGroups(sizes), costs, limits, grid=grid)  # type: ignore[arg-type]
+    problem: Any = Problem(nn.Identity(), TinyGroups(sizes), CostSet(costs, sizes, limits), grid=grid)  # type: ignore[arg-type]
     importance = [rng.exponential(size=c) for c in sizes]
     try:
         program = _Program(Limits(problem), importance, KnapsackOptions())
@@ -574,5 +578,5 @@ def test_batch_statistics_leave_the_model_alone(network: Any) -> None:
 
 @every
 def test_found_by_name(network: Any, name: str) -> None:
-    assert methods()[0] == "dsa"
+    assert available_methods()[0] == "dsa"
     assert (solve(problem_of(network, name, 1.0), name).alpha == 1.0).all()

@@ -356,7 +356,7 @@ def test_resumed_is_the_same_to_the_bit() -> None:
 def test_infeasible_budgets_are_refused_at_once_with_the_smallest_feasible(k: int, seed: int, least: float) -> None:
     cost = Quadratic.random(k, np.random.default_rng(seed), 1e6)
     smallest = cost.at(np.full(k, least))
-    with pytest.raises(InfeasibleBudgetError, match="at least") as caught:
+    with pytest.raises(InfeasibleBudgetError, match="more than") as caught:
         Admm([cost], [smallest * (1 - 1e-9)], k, pace=5, minimum=least)
     assert caught.value.smallest is not None
     assert caught.value.smallest == pytest.approx(smallest, rel=1e-12)

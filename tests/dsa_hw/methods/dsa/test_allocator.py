@@ -38,8 +38,8 @@ def run(one: Allocator, data: Endless, steps: int | None = None) -> Allocator:
 
 def used(one: Allocator) -> float:
     """Cost at the keep ratios over the limit."""
-    cost = one.admm._costs._raw[0]
-    return float(cost.value(torch.from_numpy(one.admm.keep_ratios))) / float(one.admm._costs._asked[0])
+    cost = one.admm._costs.raw.costs[0]
+    return float(cost.value(torch.from_numpy(one.admm.keep_ratios))) / float(one.admm._costs.raw.limits[0])
 
 
 @pytest.mark.parametrize("masks", ["soft", "straight_through", "antithetic", "relaxed", "disarm"])

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from dsa_hw.channels import masked
 from dsa_hw.channels.importance import scores
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.fisher import fisher
-from dsa_hw.methods.registry import Problem, solve
+from dsa_hw.methods.problem import Problem
+from dsa_hw.methods.registry import solve
 from dsa_hw.training.finetune import Endless
 from tests.fakes.networks import batches, trained, with_flops
 
@@ -88,7 +90,9 @@ def test_without_any_gradient_gamma_decides_and_it_is_said(model: nn.Module, cap
 
 def test_dsa_ranks_by_it_where_there_are_labels_and_does_as_it_is_told(model: nn.Module) -> None:
     groups, flops, dense = with_flops(model)
-    problem = Problem(model, groups, [flops], [0.5 * dense], val=list(batches()), options={"steps": 12})
+    problem = Problem(
+        model, groups, CostSet([flops], groups.sizes, [0.5 * dense]), val=list(batches()), options={"steps": 12}
+    )
     gamma = scores(model, groups, "gamma")
     auto, told = solve(problem).importance, solve(Problem(**{**vars(problem), "importance": "gamma"})).importance
     assert auto is not None

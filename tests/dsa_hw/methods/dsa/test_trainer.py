@@ -17,9 +17,11 @@ from torch import nn
 
 from dsa_hw.channels import masked
 from dsa_hw.errors import DsaError, ModelError, TrainingError
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.method import made_up_batches, output_distance
 from dsa_hw.methods.dsa.trainer import Recipe, Trainer
-from dsa_hw.methods.registry import Problem, methods, realise, solve
+from dsa_hw.methods.problem import Problem, realise
+from dsa_hw.methods.registry import available_methods, solve
 from dsa_hw.training.finetune import Endless, evaluate, finetune, recalibrate
 from dsa_hw.zoo import data
 from tests.fakes.networks import Small, batches, trained, with_flops
@@ -233,7 +235,9 @@ def test_the_papers_recipe_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None
 
 def problem(model: nn.Module, share: float = 0.5, **changes: Any) -> Problem:
     groups, flops, dense = with_flops(model)
-    return Problem(model, groups, [flops], [share * dense], (torch.randn(1, 3, 8, 8),), **changes)
+    return Problem(
+        model, groups, CostSet([flops], groups.sizes, [share * dense]), (torch.randn(1, 3, 8, 8),), **changes
+    )
 
 
 @pytest.mark.parametrize("guide", ["train", "val"])
@@ -261,7 +265,7 @@ def test_every_guidance_keeps_the_useful_and_the_budget(model: nn.Module, guide:
         given = problem(model, **loaders, options={"steps": 24, "batch_size": 16}, seed=seed)
         proposal = solve(given, "dsa")
         network = realise(given, proposal)
-        assert float(given.costs[0].value(torch.from_numpy(network.widths / given.groups.sizes))) <= given.limits[0]
+        assert given.costs.keeps(network.widths / given.groups.sizes)
         ratio = dict(zip(given.groups.names, proposal.alpha, strict=True))
         useful.append(ratio["useful"])
         useless.append(ratio["useless"])
@@ -288,7 +292,7 @@ def test_wrong_options_methods_and_epochs(model: nn.Module) -> None:
         solve(problem(model), "unifrom")
     with pytest.raises(TrainingError, match="positive number"):
         solve(problem(model, train=batches(1), val=batches(1), epochs=0), "dsa")
-    assert methods()[0] == "dsa"
+    assert available_methods()[0] == "dsa"
 
 
 def test_made_up_inputs_look_like_images_and_other_inputs_are_refused() -> None:
