@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsa_hw.units import format_magnitude
+from dsa_hw.utils.files import refuse_overwriting
 
 if TYPE_CHECKING:  # the options alone must not cost the import of scikit-learn
     import pandas as pd
@@ -28,7 +29,8 @@ def add_fit_command(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--out", type=Path, help="where to write the model (default: the profile's name with .json)")
     parser.add_argument("--plot", type=Path, help="draw the fit (.png, .svg, .pdf)")
     parser.add_argument(
-        "--model", help="network, where the profile does not name it (resnet18, timm/NAME, package.module:factory)"
+        "--model",
+        help="network, where the profile's own name for it is not that of a known model (package.module:factory)",
     )
     parser.add_argument("--target", help="target, where the profile holds several")
     parser.add_argument(
@@ -62,6 +64,8 @@ def run(
 
     if args.out is None:
         args.out = args.profile.with_suffix(".json")
+    refuse_overwriting(args.out, args.profile)
+    refuse_overwriting(args.plot, args.profile, args.out, option="--plot")
     profile = load_profile(args.profile)
     groups = load_groups(profile, args.model)
     model = fit(profile, groups, target=args.target, calibration=args.calibration, outside=args.outside, seed=args.seed)

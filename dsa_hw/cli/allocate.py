@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from dsa_hw.cli.budget_args import parse_budgets
 from dsa_hw.cli.inspect import add_model_options
 from dsa_hw.cli.options import (
+    DEFAULT_TARGET,
     EXIT_CODES,
     add_measuring,
     model_and_inputs,
@@ -69,8 +71,10 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Allocate, save, and say what came out."""
     from dsa_hw.pipeline.allocate import allocate
+    from dsa_hw.utils.files import refuse_overwriting
     from dsa_hw.zoo import data as datasets
 
+    refuse_overwriting(args.out / "model.pt", args.weights)
     budgets = parse_budgets(args.budget)
     loaded = datasets.load(args.data, args.data_path, seed=args.seed) if args.data else None
     if args.finetune and loaded is None:
@@ -119,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
         print(result)
         for name, value in accuracy.items():
             print(f"  accuracy {name}: {100 * value:.1f} %")
-        print(f"saved: {args.out}\nnext: dsa-hw verify {args.out / 'plan.json'} --model {args.model}")
+        target = "" if args.target == DEFAULT_TARGET else f" --target {shlex.quote(args.target)}"
+        print(f"saved: {args.out}\nnext: dsa-hw verify {args.out / 'plan.json'} --model {args.model}{target}")
     return EXIT_CODES[certificate.verdict]
 
 

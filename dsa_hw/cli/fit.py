@@ -58,13 +58,17 @@ def _groups(profile: pd.DataFrame, name: str | None) -> ChannelGroups:
     from dsa_hw import find_groups
     from dsa_hw.zoo.models import load
 
-    found = name or profile.attrs.get("network")
     shapes = [shape for shape, _ in profile.attrs.get("inputs", [])]
+    shape = shapes[0] if len(shapes) == 1 else None
+    if name is not None:
+        model, inputs = load(name, shape)
+        return find_groups(model, inputs)
+    found = str(profile.attrs.get("network"))
     try:
-        model, inputs = load(str(found), shapes[0] if len(shapes) == 1 else None)
+        model, inputs = load(found, shape, imports=False)
     except ModelError as error:
         raise ProfileError(
-            f"the profile is of {found!r}, which is not the name of a model here ({error}): "
-            "name the network with --model, or fit in Python with budgets.fit(profile, groups)"
+            f"Cannot make the network {found!r} from the name in the profile ({error}). Name the network with --model, "
+            "or fit in Python with budgets.fit(profile, groups)."
         ) from error
     return find_groups(model, inputs)

@@ -9,16 +9,17 @@ from typing import Any
 
 from dsa_hw.errors import ModelError
 
-__all__ = ["EXIT_CODES", "add_measuring", "model_and_inputs", "protocol", "read_weights", "warn_of_random_weights"]
+__all__ = ["DEFAULT_TARGET", "EXIT_CODES", "add_measuring", "model_and_inputs", "protocol", "read_weights", "warn_of_random_weights"]
 
+DEFAULT_TARGET = "onnxruntime/cpu"
 EXIT_CODES = {"MET": 0, "NOT MET": 3, "CANNOT TELL": 4}
 
 
-def add_measuring(parser: argparse.ArgumentParser, target: str | None = "onnxruntime/cpu") -> None:
+def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_TARGET) -> None:
     """``--target``, ``--allow`` and ``--json``."""
     from profilers.latency import share
 
-    default = "that of the plan" if target is None else target
+    default = "that of the plan, where it is this computer" if target is None else target
     parser.add_argument("--target", default=target, metavar="RUNTIME/DEVICE", help=f"where to measure ({default})")
     parser.add_argument("--allow", type=share, default=0.02, help="disturbance allowed on a busy machine (2%%)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

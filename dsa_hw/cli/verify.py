@@ -33,6 +33,14 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="per budget (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     add_measuring(parser, target=None)
+    parser.add_argument(
+        "--counter",
+        metavar="MODULE:FUNCTION",
+        help="energy meter that returns joules, as profilers.energy takes it (needed where the plan was made with one)",
+    )
+    parser.add_argument(
+        "--technology", metavar="JSON", help="of an energy estimate, where the plan was made with the user's own"
+    )
     parser.set_defaults(run=run)
 
 
@@ -54,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         weights=read_weights(args.weights) if args.weights else None,
         time_limit=args.time_limit,
         seed=args.seed,
+        counter=args.counter,
+        technology=args.technology,
     )
     if args.json:
         content = {

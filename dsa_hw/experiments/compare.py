@@ -37,6 +37,7 @@ from dsa_hw.pipeline.constraints import Line, Work, prepare
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.pipeline.refinement import settle
 from dsa_hw.training.finetune import recalibrate
+from dsa_hw.training.fingerprints import fingerprint_data
 from dsa_hw.utils.progress import Bar
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class _Job:
         self.inputs = (torch.randn(self.data.shape, generator=torch.Generator().manual_seed(0)),)
         question = {
             "what": "comparison", "model": self.name, "weights": digest(self.dense), "data": self.data.name,
+            "contents": fingerprint_data(self.data.train, self.data.val, self.data.test),
             "target": self.target.title, "statistic": self.rules.statistic, **settings.question(),
             "options": {m: dict(o) for m, o in options.items()},
         }  # fmt: skip

@@ -29,6 +29,7 @@ from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.constraints import Work, learn
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.meters import rules_for
+from dsa_hw.training.fingerprints import fingerprint_data
 from dsa_hw.utils.progress import Bar
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class _Sweep:
         question = {
             "what": "sweep", "model": self.name, "weights": digest(self.dense), "kind": budgets[0].key,
             "method": method, "data": self.data.name if self.data else None, "target": self.target.title,
+            "contents": fingerprint_data(self.data.train, self.data.val, self.data.test) if self.data else None,
             **settings.question(),
             "options": options,
         }  # fmt: skip

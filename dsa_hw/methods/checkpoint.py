@@ -6,16 +6,14 @@ The file holds tensors and text and is read with ``weights_only``; a file of ano
 from __future__ import annotations
 
 import copy
-import hashlib
 import io
-import json
 import logging
 import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,7 +21,7 @@ import torch
 
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import solve
-from dsa_hw.pipeline.certificate import describe
+from dsa_hw.training.fingerprints import UnstableError, fingerprint, fingerprint_loader
 
 if TYPE_CHECKING:
     from budgets import Budget
@@ -37,11 +35,17 @@ def proposal_of(problem: Problem, method: str, budgets: Sequence[Budget], folder
     """What the method proposes; in a folder it is kept, so that an interrupted call does not train again."""
     if folder is None:
         return solve(problem, method)
-    path, key = folder / "proposal.pt", _key(problem, method, budgets)
+    try:
+        path, key = folder / "proposal.pt", _key(problem, method, budgets)
+    except UnstableError as error:
+        _log.warning("This allocation cannot be continued after an interruption: it depends on %s.", error)
+        return solve(problem, method)
     if path.exists() and (found := _kept(path, key, problem)) is not None:
-        _log.info("the allocation in %s is continued", path)
+        _log.warning("Continuing an earlier allocation: keep ratios and weights come from %s.", path)
         return found
     unfinished = folder / f"allocating-{key[:12]}"
+    if unfinished.exists():
+        _log.warning("Continuing an earlier allocation that was interrupted, from %s.", unfinished)
     made = solve(replace(problem, folder=unfinished), method)
     scores = None if made.importance is None else [torch.as_tensor(np.asarray(s, np.float64)) for s in made.importance]
     content = {
@@ -76,22 +80,17 @@ def _kept(path: Path, key: str, problem: Problem) -> Proposal | None:
         return None
 
 
-def _named(importance: Any) -> str:
-    return importance if isinstance(importance, str) else getattr(importance, "__qualname__", repr(importance))
-
-
 def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
-    """What a proposal depends on; the data themselves cannot be hashed, only whether there are any."""
+    """What a proposal depends on; of data that are not in memory, the first batch and the length."""
     about = {
         "method": method,
-        "budgets": [describe(b) for b in budgets],
+        "budgets": [b.to_dict() for b in budgets],
         "limits": [f"{limit:.6g}" for limit in problem.costs.limits],
         "least": [f"{ratio:.6g}" for ratio in problem.least],
         "fingerprint": problem.groups.fingerprint,
-        "settings": [_named(problem.importance), problem.minimum, problem.epochs, problem.seed, repr(problem.options)],
-        "data": [problem.train is not None, problem.val is not None],
+        "settings": [problem.importance, problem.minimum, problem.epochs, problem.seed, problem.options],
+        "data": [fingerprint_loader(problem.train), fingerprint_loader(problem.val)],
+        "loss": problem.loss,
+        "weights": dict(problem.model.state_dict()),
     }
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for tensor in problem.model.state_dict().values():
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else b"")
-    return digest.hexdigest()
+    return fingerprint(about)

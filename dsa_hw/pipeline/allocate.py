@@ -253,7 +253,7 @@ def _places(out: str | Path | None) -> tuple[Path | None, Path | None]:
 
 def _certificate(lines: Sequence[Line], best: Round, measurements: int, quality: Quality | None) -> Certificate:
     entries = tuple(
-        entry_of(line.budget, line.gauge, float(best.predicted[j]), line.limit, best.readings[j], best.dense[j])
+        entry_of(line.budget, line.gauge, float(best.predicted[j]), best.readings[j], best.dense[j])
         for j, line in enumerate(lines)
     )
     versions = {package: importlib.metadata.version(package) for package in ("torch", "numpy", "scikit-learn")}

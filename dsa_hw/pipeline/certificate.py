@@ -12,16 +12,14 @@ interleaved run, and the uncertainty of both counts. What slows both alike cance
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.quality import Quality
-from dsa_hw.units import BASE_UNITS, format_magnitude
+from dsa_hw.units import format_magnitude
 
 if TYPE_CHECKING:
     from budgets import Budget
@@ -33,8 +31,6 @@ __all__ = [
     "Certificate",
     "Entry",
     "Reading",
-    "budget_of",
-    "describe",
     "entry_of",
     "limit_of",
     "reference_of",
@@ -169,21 +165,20 @@ def reference_of(budget: Budget, dense: Reading, exact: bool) -> Reading | None:
     return dense if budget.relative and not exact else None
 
 
-def limit_of(budget: Budget, limit: float, dense: Reading, exact: bool) -> float:
-    """The limit in force: a share of a measured cost is taken from the dense network in the same run."""
-    reference = reference_of(budget, dense, exact)
-    return limit if reference is None else budget.quantity.magnitude * reference.value
+def limit_of(budget: Budget, dense: float) -> float:
+    """The limit in force, from the budget alone; a share is taken of ``dense``, read in the same run."""
+    return budget.quantity.magnitude * (dense if budget.relative else 1.0)
 
 
-def entry_of(budget: Budget, gauge: Any, predicted: float, limit: float, reading: Reading, dense: Reading) -> Entry:
+def entry_of(budget: Budget, gauge: Any, predicted: float, reading: Reading, dense: Reading) -> Entry:
     """The entry for a budget, read with ``gauge`` (its title, environment and whether it is exact)."""
     reference = reference_of(budget, dense, gauge.exact)
-    limit = limit_of(budget, limit, dense, gauge.exact)
+    limit = limit_of(budget, dense.value)
     verdict, used, low, high = verdict_of(reading, limit, reference)
     doubt = reading.doubt_beside(reference)
     return Entry(
         asked=str(budget),
-        budget=describe(budget),
+        budget=budget.to_dict(),
         dimension=budget.dimension,
         limit=limit,
         predicted=predicted,
@@ -219,9 +214,11 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        """MET where every budget is met; NOT MET where one is not."""
-        found = [entry.verdict for entry in self.entries]
-        return next((v for v in (NOT_MET, CANNOT_TELL) if v in found), MET)
+        """MET where there are budgets and every one is met; NOT MET where one is not; else CANNOT TELL."""
+        found = {entry.verdict for entry in self.entries}
+        if NOT_MET in found:
+            return NOT_MET
+        return MET if found == {MET} else CANNOT_TELL
 
     @property
     def utilisation(self) -> float:
@@ -237,48 +234,67 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any] | None) -> Certificate:
-        """Read what `to_dict` wrote; anything else is refused."""
-        if not content or content.get("format") != _FORMAT:
-            found = "none" if not content else repr(content.get("format"))
+        """Read what `to_dict` wrote; anything else is refused, and so is a limit that its budget does not give."""
+        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+            written = repr(content.get("format")) if isinstance(content, Mapping) else "none"
             raise PlanError(
-                f"the plan has no certificate of this version (format: {found}, expected {_FORMAT!r}); plans with one "
-                "are written by dsa-hw allocate"
+                f"the plan has no certificate of this version (format: {written}, expected {_FORMAT!r}); plans with "
+                "one are written by dsa-hw allocate"
             )
         try:
             entries = tuple(Entry(**{**entry, **_numbers(entry)}) for entry in content["entries"])
             quality = Quality.from_dict(content["quality"])
-            return cls(entries, content["date"], int(content["measurements"]), dict(content["versions"]), quality)
-        except (KeyError, TypeError, ValueError) as error:
+            versions = dict(content["versions"])
+            found = cls(entries, str(content["date"]), int(content["measurements"]), versions, quality)
+            for entry in entries:
+                _check(entry)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # a BudgetError is a ValueError
             raise PlanError(f"the plan's certificate is damaged ({type(error).__name__}: {error})") from error
+        if not entries or content.get("verdict") != found.verdict:
+            what = (
+                f"its verdict is {content.get('verdict')!r}, its entries say {found.verdict}"
+                if entries
+                else "no budget"
+            )
+            raise PlanError(f"The plan's certificate is damaged: {what}. Run dsa-hw allocate again.")
+        return found
 
 
-def describe(budget: Budget) -> dict[str, Any]:
-    """A budget as JSON from which `budget_of` makes an equal one; the number keeps every digit."""
-    quantity = budget.quantity
-    if budget.relative:
-        amount = f"{100 * quantity.magnitude!r}%"
-    else:
-        amount = f"{quantity.magnitude!r} {BASE_UNITS[quantity.dimension]}"
-    options = {
-        f.name: getattr(budget, f.name)
-        for f in dataclasses.fields(budget)
-        if f.init and f.name not in ("amount", "profile") and getattr(budget, f.name) is not None
-    }
-    # A function (an energy counter) cannot be written; the environment has its name.
-    written = {k: str(v) if isinstance(v, Path) else v for k, v in options.items() if not callable(v)}
-    return {"kind": type(budget).__name__, "amount": amount, **written}
+def _check(entry: Entry) -> None:
+    """Raise ValueError where an entry that was read from a file contradicts itself or has values of a wrong type.
+
+    Only the amount of the budget is read here. `dsa_hw.pipeline.verification` checks its other options.
+    """
+    from budgets import Budget
+
+    for name in ("asked", "dimension", "statistic", "target", "verdict"):
+        if not isinstance(getattr(entry, name), str):
+            raise ValueError(f"{name} must be text; got {getattr(entry, name)!r}")
+    for name in ("doubt", "estimated"):
+        if not isinstance(getattr(entry, name), (str, type(None))):
+            raise ValueError(f"{name} must be text or null; got {getattr(entry, name)!r}")
+    if isinstance(entry.runs, bool) or not isinstance(entry.runs, int):
+        raise ValueError(f"runs must be a whole number; got {entry.runs!r}")
+    if not all(isinstance(v, Mapping) for v in (entry.environment, entry.budget)):
+        raise ValueError("environment and budget must be objects")
+    if not all(isinstance(v, str) for v in entry.environment.values()):
+        raise ValueError("the environment must be text")
+    if entry.verdict not in (MET, NOT_MET, CANNOT_TELL):
+        raise ValueError(f"unknown verdict {entry.verdict!r}")
+    budget = Budget.from_dict({key: entry.budget.get(key) for key in ("kind", "amount")})
+    if entry.dimension != budget.dimension:
+        raise ValueError(f"a {type(budget).__name__} has the dimension {budget.dimension!r}; got {entry.dimension!r}")
+    if not _close(entry.limit, limit := limit_of(budget, entry.dense)):
+        raise ValueError(f"the budget {entry.budget['amount']} gives a limit of {limit!r}; got {entry.limit!r}")
+    if math.isfinite(entry.utilisation) and not _close(entry.utilisation, entry.measured / entry.limit):
+        raise ValueError(f"measured / limit is {entry.measured / entry.limit!r}; got {entry.utilisation!r}")
+    if entry.verdict == MET and not (entry.doubt is None and entry.most_used <= 1):
+        raise ValueError(f"the verdict is MET with a utilisation of up to {entry.most_used!r} ({entry.doubt})")
 
 
-def budget_of(content: Mapping[str, Any]) -> Budget:
-    """The budget that `describe` described."""
-    import budgets
-
-    options = {key: value for key, value in content.items() if key not in ("kind", "amount")}
-    try:
-        found: Budget = getattr(budgets, str(content["kind"]))(content["amount"], **options)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise PlanError(f"the certificate's budget {dict(content)!r} is not one that this version knows") from error
-    return found
+def _close(a: float, b: float) -> bool:
+    """Equal to what survives JSON and a conversion of units; NaN equals NaN."""
+    return math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
 
 
 _NUMBERS = ("limit", "predicted", "measured", "low", "high", "dense", "utilisation", "least_used", "most_used")

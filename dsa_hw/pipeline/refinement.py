@@ -197,7 +197,7 @@ def _judge(
 ) -> Round:
     limits, verdicts, used, most = [], [], [], []
     for line, reading, whole in zip(lines, readings, dense, strict=True):
-        limit = limit_of(line.budget, line.limit, whole, line.gauge.exact)
+        limit = limit_of(line.budget, whole.value)
         verdict, share, _, high = verdict_of(reading, limit, reference_of(line.budget, whole, line.gauge.exact))
         limits.append(limit)
         verdicts.append(verdict)

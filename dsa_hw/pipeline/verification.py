@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from budgets.budget import CountedBudget
+from budgets.budget import Budget, CountedBudget
 from dsa_hw.channels.plan import Plan, apply_plan
-from dsa_hw.errors import ModelError, PlanError
-from dsa_hw.pipeline.certificate import Certificate, budget_of, entry_of
+from dsa_hw.errors import BudgetError, ModelError, PlanError, ProfileError
+from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.meters import DENSE, gauge_for
 
 if TYPE_CHECKING:
@@ -66,23 +66,32 @@ def recheck(
     weights: Mapping[str, Any] | None = None,
     time_limit: float = 60.0,
     seed: int = 0,
+    counter: Any = None,
+    technology: Any = None,
 ) -> Recheck:
     """Measure the network of ``plan`` beside the dense ``model`` again, for every budget of its certificate.
 
     ``weights`` (a state dict of the small network) make it the shipped one; time does not depend on them. ``target``
-    replaces the one that the certificate names.
+    replaces the one that the certificate names; it must be given where that one is not this computer. ``counter`` and
+    ``technology`` are those of `budgets.EnergyBudget`, and must be given where the budget was made with the user's own:
+    a plan is a file, and chooses neither code nor host nor path.
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     then = Certificate.from_dict(plan.certificate)
+    wanted = [_budget(entry.budget, counter=counter, technology=technology) for entry in then.entries]
+    # What is printed as asked follows from the budget that is checked, whatever the file says beside it.
+    then = replace(then, entries=tuple(replace(e, asked=str(b)) for e, b in zip(then.entries, wanted, strict=True)))
+    places = [
+        None if isinstance(b, CountedBudget) else _target(target, e.target)
+        for e, b in zip(then.entries, wanted, strict=True)
+    ]
     inputs = plan_inputs(plan, model, example_inputs)
     small = pruned(model, plan, inputs, weights)
     entries, device, versions = [], [], []
-    for entry in then.entries:
-        budget = budget_of(entry.budget)
-        place = None if isinstance(budget, CountedBudget) else _target(target or entry.target)
+    for entry, budget, place in zip(then.entries, wanted, places, strict=True):
         gauge = gauge_for(budget, place, inputs, protocol, seed)
         found = gauge.read({DENSE: model, "pruned": small}, time_limit)
-        entries.append(entry_of(budget, gauge, entry.predicted, entry.limit, found["pruned"], found[DENSE]))
+        entries.append(entry_of(budget, gauge, entry.predicted, found["pruned"], found[DENSE]))
         if entry.environment:
             here = dict(gauge.environment)
             changed = {
@@ -123,16 +132,25 @@ def pruned(
     return small
 
 
-def _target(wanted: str | Target) -> Target:
-    """A target from its name or from its title, ``"onnxruntime/cpu fp32 x1"``."""
-    from profilers.targets import resolve
+def _budget(content: Mapping[str, Any], **own: Any) -> Budget:
+    try:
+        return Budget.from_dict(content, **own)
+    except BudgetError as error:
+        raise PlanError(f"Cannot use a budget of the plan. {error}") from error
 
-    if not isinstance(wanted, str):
-        return resolve(wanted)
-    name, *rest = wanted.split()
+
+def _target(given: str | Target | None, title: str) -> Target:
+    """The target that the user gave, by name or title (``"onnxruntime/cpu fp32 x1"``), or the plan's if it is local."""
+    from profilers.targets import from_title, resolve
+
+    if given is None:
+        return from_title(title)
+    if not isinstance(given, str):
+        return resolve(given)
+    name, *rest = given.split() or [""]
     try:
         threads = next((int(part[1:]) for part in rest if part[:1] == "x"), 1)
     except ValueError as error:
-        raise PlanError(f"the certificate's target {wanted!r} cannot be read; name one with --target") from error
+        raise ProfileError(f"Cannot read the target {given!r}. Write for example 'onnxruntime/cpu fp16 x4'.") from error
     precision = next((part for part in rest if part in ("fp32", "fp16")), "fp32")
     return resolve(name, precision=precision, threads=threads)

@@ -13,7 +13,7 @@ from pathlib import Path
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.text import one_line
 
-__all__ = ["cache_folder", "sha256_of", "whole_file", "write_text"]
+__all__ = ["cache_folder", "refuse_overwriting", "sha256_of", "whole_file", "write_text"]
 
 
 @contextlib.contextmanager
@@ -59,6 +59,13 @@ def write_text(path: str | os.PathLike[str], text: str, error: type[DsaError] = 
         temporary.write_text(text, encoding="utf-8")
 
 
+def refuse_overwriting(out: Path | None, *inputs: Path | None, option: str = "--out") -> None:
+    """Raise `DsaError` where ``out`` is one of the files that a command reads, also through links."""
+    for source in inputs:
+        if out is not None and source is not None and _is_same(out, source):
+            raise DsaError(f"{option} would overwrite an input of the command. Choose another file than {str(out)!r}.")
+
+
 def sha256_of(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with open(path, "rb") as file:
@@ -85,6 +92,13 @@ def cache_folder() -> Path:
     except RuntimeError as error:
         raise DsaError("This user has no home folder. Set DSA_HW_CACHE to a folder that can be written.") from error
     return base / "dsa_hw"
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them does not exist
+        return one.resolve() == other.resolve()
 
 
 def _flush(path: Path) -> None:

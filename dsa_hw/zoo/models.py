@@ -34,10 +34,18 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.split("[x,]", text))
 
 
-def load(name: str, input_shape: Sequence[int] | None = None) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model in evaluation mode, and example inputs of ``input_shape`` (the model's own default if not given)."""
+def load(
+    name: str, input_shape: Sequence[int] | None = None, *, imports: bool = True
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model in evaluation mode, and example inputs of ``input_shape`` (the model's own default if not given).
+
+    ``imports=False`` refuses ``package.module:factory``. Use it for every name that was read from a file: a file must
+    not choose which code runs.
+    """
     example: tuple[Any, ...] | None = None
     if ":" in name:
+        if not imports:
+            raise ModelError(f"a file cannot choose code to import; only the user can name the model {name!r}")
         made = _user_factory(name)()
         if isinstance(made, tuple) and len(made) == 2:
             made, given = made

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from profilers.targets.base import Loaded, Target, register, resolve, runtimes
+from profilers.targets.base import Loaded, Target, from_title, register, resolve, runtimes
 
-__all__ = ["Loaded", "Target", "register", "resolve", "runtimes"]
+__all__ = ["Loaded", "Target", "from_title", "register", "resolve", "runtimes"]

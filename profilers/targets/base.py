@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from profilers.measuring.bench import Bench
     from profilers.remote.interface import Elsewhere
 
-__all__ = ["Loaded", "Target", "register", "resolve", "runtimes"]
+__all__ = ["Loaded", "Target", "from_title", "register", "resolve", "runtimes"]
 
 Seconds = NDArray[np.float64]
 
@@ -42,6 +43,12 @@ _BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt", "table",
 # Devices that bring their own target: how the device is written -> module of profilers.targets, and the name that
 # it registers. Such a target checks its device itself, in `Target.check`.
 _OWN = {"table:": "table", "ssh:": "ssh", "adb:": "adb", "ethos-u": "ethos_u"}
+# Titles of targets that are this computer's: no host, no path, no option.
+_TITLE = re.compile(
+    r"(?P<runtime>\w+)/(?P<device>cpu|cuda(:\d{1,3})?|mps) (?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?",
+    re.ASCII,
+)
+_ETHOS_U = re.compile(r"(?P<name>ethos-u\d+-\d+) int8 \w+ \w+", re.ASCII)
 _REGISTRY: dict[str, type[Target]] = {}
 _T = TypeVar("_T", bound="type[Target]")
 
@@ -201,6 +208,29 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
     found = cls(device, precision=precision, threads=threads)
     found.check()
     return found
+
+
+def from_title(title: str) -> Target:
+    """A checked target from a title that was read from a file: runtimes and devices of this computer only.
+
+    A title that names a host, a phone, a file or a configuration is refused before anything is opened or connected:
+    a file must not choose these. The user can, with `resolve`.
+    """
+    found = _TITLE.fullmatch(title)
+    local = [name for name in runtimes() if name not in _OWN.values()]
+    target: Target | None = None
+    if found and found["runtime"] in local:
+        name, threads = f"{found['runtime']}/{found['device']}", int(found["threads"] or 1)
+        target = resolve(name, precision=found["precision"], threads=threads)
+    elif accelerator := _ETHOS_U.fullmatch(title):
+        target = resolve(accelerator["name"])
+    if target is None or target.title != title:
+        raise ProfileError(
+            "A file cannot choose a target that is not a runtime on this computer with its usual settings. Name it "
+            f"with --target (target= in Python), for example --target ssh://board or --target table:pi.csv; the file "
+            f"names {title!r}."
+        )
+    return target
 
 
 def _owner(device: str) -> str | None:

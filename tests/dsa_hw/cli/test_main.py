@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
+import sqlite3
+import sys
 
 import pytest
 import torch
@@ -42,7 +45,7 @@ def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 def test_profile_then_fit_then_load(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = store.with_name("fit.png")
-    assert main(["fit", str(store), "--plot", str(picture)]) == 0
+    assert main(["fit", str(store), "--model", NAME, "--plot", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "physics" in out
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -54,7 +57,7 @@ def test_profile_then_fit_then_load(store: pathlib.Path, capsys: pytest.CaptureF
 
 
 def test_fit_as_json(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", str(store), "--json"]) == 0
+    assert main(["fit", str(store), "--model", NAME, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["out"].endswith("profile.json")
     assert any(row["candidate"] == "physics" for row in content["candidates"])
@@ -72,3 +75,48 @@ def test_missing_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "cuda" in error.lower()
     assert error.count("\n") == 1
+
+
+def payload(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A module in the current folder that leaves a mark when it is imported; where the mark will be."""
+    mark = folder / "ran"
+    (folder / "payload.py").write_text(
+        f"import pathlib\npathlib.Path({str(mark)!r}).touch()\nfrom tests.dsa_hw.cli.test_main import network as make\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "payload", raising=False)
+    return mark
+
+
+@pytest.mark.parametrize("name", ["payload:make", "payload:absent", "timm/hf-hub:payload", "local-dir:payload"])
+def test_a_store_does_not_choose_code(
+    name: str, store: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = payload(store.parent, monkeypatch)
+    with contextlib.closing(sqlite3.connect(store)) as connection, connection:
+        assert connection.execute("update networks set name = ?", (name,)).rowcount == 1
+    assert main(["fit", str(store)]) == 2
+    error = capsys.readouterr().err
+    assert "--model" in error
+    assert name in error
+    assert not mark.exists()
+    assert "payload" not in sys.modules
+    assert main(["fit", str(store), "--model", "payload:make"]) == 0, "typed by the user it is"
+    assert mark.exists(), "the payload works"
+
+
+def test_fit_does_not_replace_the_store(
+    store: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link, other = tmp_path / "link.json", tmp_path / "store.json"
+    link.symlink_to(store)
+    rows = profilers.load(store).samples.shape
+    for out in (store, store.parent / "." / store.name, link):
+        assert main(["fit", str(store), "--model", NAME, "--out", str(out)]) == 2
+        assert "overwrite" in capsys.readouterr().err
+    assert main(["fit", str(store), "--model", NAME, "--plot", str(store)]) == 2
+    assert profilers.load(store).samples.shape == rows
+    store.rename(other)
+    assert main(["fit", str(other), "--model", NAME]) == 2, "the default is the store's name with .json"
+    assert profilers.load(other).samples.shape == rows

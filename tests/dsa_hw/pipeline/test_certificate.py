@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import budgets
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import PlanError
-from dsa_hw.pipeline.certificate import Certificate, Reading, budget_of, describe, entry_of, verdict_of
+from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of, verdict_of
 from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, Quality
 
 GAUGE = SimpleNamespace(title="onnxruntime/cpu fp32 x1", environment={"onnxruntime": "1.31"}, exact=False)
@@ -60,7 +60,7 @@ def felt(value: float, share: float, error: float = 0.001, flaw: bool = False) -
 )
 def test_what_slows_both_networks_alike_cancels_in_a_share(network: Reading, dense: Reading, verdict: str) -> None:
     budget = budgets.LatencyBudget("50%")
-    entry = entry_of(budget, GAUGE, 0.0045, 1.0, network, dense)
+    entry = entry_of(budget, GAUGE, 0.0045, network, dense)
     assert entry.verdict == verdict
     assert (entry.doubt is None) == (verdict == "MET")
     assert network.doubt is None or verdict_of(network, 0.005)[0] == "CANNOT TELL", "in milliseconds nothing cancels"
@@ -88,22 +88,25 @@ BUDGETS = [
     budgets.FlopsBudget("1.2G", convention="paper"),
     budgets.MemoryBudget("64MiB"),
     budgets.ParamsBudget("17%"),
+    budgets.EnergyBudget("40mJ", confidence=0.9),
+    budgets.EstimatedEnergyBudget("60%", technology="7nm-int8"),
 ]
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 def test_a_budget_survives_json_to_the_last_digit(budget: budgets.Budget) -> None:
-    again = budget_of(json.loads(json.dumps(describe(budget))))
+    again = budgets.Budget.from_dict(json.loads(json.dumps(budget.to_dict())))
     assert type(again) is type(budget)
     assert again.quantity.dimension == budget.quantity.dimension
     assert again.quantity.magnitude == pytest.approx(budget.quantity.magnitude, rel=1e-15)
     assert str(again) == str(budget)
+    assert again.to_dict() == budget.to_dict()
 
 
 def certificate(value: float, quality: Quality | None = None) -> Certificate:
     entries = (
-        entry_of(BUDGETS[0], GAUGE, 0.00491, 0.005, reading(value), DENSE),
-        entry_of(budgets.LatencyBudget("40%"), GAUGE, 0.0039, 0.005, reading(0.0039, doubt="busy"), DENSE),
+        entry_of(BUDGETS[0], GAUGE, 0.00491, reading(value), DENSE),
+        entry_of(budgets.LatencyBudget("40%"), GAUGE, 0.0039, reading(0.0039, doubt="busy"), DENSE),
     )
     return Certificate(entries, "2026-11-16", 3, {"dsa_hw": "0.1.0"}, quality)
 

@@ -1,0 +1,219 @@
+"""Fingerprints of data, losses and options: what a result on disk was computed from.
+
+Equal fingerprints in two processes mean that a result can be reused. A value whose content cannot be compared between
+processes (a lambda, an object of an unknown class, a loader that can be read only once) raises `UnstableError`, and
+nothing is reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import inspect
+import random
+import sys
+import types
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dsa_hw.zoo.data import Batches
+
+__all__ = ["UnstableError", "fingerprint", "fingerprint_data", "fingerprint_loader"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, Path)
+# Attributes of a loader behind which data, order and random numbers come from.
+_PARTS = ("loader", "dataset", "sampler", "batch_sampler", "transform", "collate_fn")
+
+
+class UnstableError(Exception):
+    """The value has no fingerprint that another process would find too; the message says which value."""
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of a value: plain values, tensors, arrays, containers, modules, and functions that can be imported.
+
+    Functions and classes count by qualified name and source text, not by what they call.
+
+    Raises:
+        UnstableError: the value, or something in it, has no identity that survives the process.
+    """
+    found = hashlib.sha256()
+    try:
+        _feed(found, value)
+    except RecursionError as error:
+        raise UnstableError(f"a {type(value).__name__} that contains itself") from error
+    return found.hexdigest()
+
+
+def fingerprint_loader(loader: Any) -> str:
+    """SHA-256 of a loader: all of a list or of `dsa_hw.zoo.data.Batches`, else its length and its first batch.
+
+    The first batch is read with fixed random numbers, so that a loader that shuffles gives the same one in every
+    process. Random states, and the attributes of the loader, its data set and its samplers, are restored afterwards.
+
+    Raises:
+        UnstableError: the loader can be read only once, or its batches have no fingerprint.
+    """
+    if loader is None or isinstance(loader, (list, tuple)):
+        return fingerprint(loader)
+    if isinstance(loader, Batches):
+        return fingerprint(("Batches", {k: v for k, v in vars(loader).items() if k != "epoch"}))
+    try:
+        length = len(loader)
+    except TypeError:
+        length = None
+    return fingerprint(("loader", length, _first_batch(loader)))
+
+
+def fingerprint_data(*loaders: Any) -> str:
+    """One fingerprint of several loaders; never the same twice where one of them has none."""
+    try:
+        return fingerprint([fingerprint_loader(loader) for loader in loaders])
+    except UnstableError:
+        return uuid.uuid4().hex
+
+
+def _feed(digest: Any, value: Any) -> None:
+    """Add ``value`` to the digest: a tag and the lengths first, so that different values never give the same bytes."""
+    kind = type(value)
+
+    def tag(*words: object) -> None:
+        digest.update(repr((kind.__module__, kind.__qualname__, *words)).encode())
+
+    if isinstance(value, _PLAIN):
+        tag(str(value) if isinstance(value, Path) else value)
+    elif isinstance(value, torch.Tensor):
+        tag(str(value.dtype), tuple(value.shape))
+        data = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    elif isinstance(value, (np.ndarray, np.generic)):
+        array = np.ascontiguousarray(value)
+        if array.dtype.hasobject:
+            raise UnstableError("an array of Python objects")
+        tag(array.dtype.str, np.shape(value))
+        digest.update(array.tobytes())
+    elif isinstance(value, Mapping):
+        tag(len(value))
+        for key in sorted(value, key=repr):
+            _feed(digest, key)
+            _feed(digest, value[key])
+    elif isinstance(value, (list, tuple)):
+        tag(len(value))
+        for item in value:
+            _feed(digest, item)
+    elif isinstance(value, functools.partial):
+        tag()
+        for part in (value.func, value.args, value.keywords):
+            _feed(digest, part)
+    elif isinstance(value, types.MethodType):
+        tag(value.__name__)
+        _feed(digest, value.__self__)
+        _feed(digest, value.__func__)
+    elif isinstance(value, nn.Module):
+        tag()
+        _feed(digest, kind)
+        _feed(digest, {k: v for k, v in vars(value).items() if not k.startswith("_") and k != "training"})
+        _feed(digest, [dict(value._parameters), dict(value._buffers), dict(value._modules)])
+    elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        tag(value.__module__, value.__qualname__, _source(value))
+    else:
+        raise UnstableError(f"a {kind.__module__}.{kind.__qualname__}, whose content is unknown")
+
+
+def _source(value: Any) -> str:
+    """The source text of a function or class that its module offers under its own name; "" where there is none."""
+    found: Any = sys.modules.get(value.__module__ or "")
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is not value:
+        raise UnstableError(f"{value.__qualname__}, which is not a function or class of a module")
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):  # written in C, or typed at a prompt
+        return ""
+
+
+def _first_batch(loader: Any) -> Any:
+    parts = _parts(loader)
+    for part in parts:
+        kept = [v for k, v in getattr(part, "__dict__", {}).items() if k != "_iterator"]  # DataLoader's own, see below
+        if any(isinstance(v, Iterator) for v in (part, *kept)):
+            raise UnstableError("a loader that can be read only once (an iterator or a generator)")
+    with _fixed_random_numbers(parts):
+        if isinstance(loader, DataLoader):
+            # In a copy: workers that persist would stay, and the later run would find other random numbers.
+            loader = copy.copy(loader)
+            vars(loader).update(num_workers=min(loader.num_workers, 1), persistent_workers=False, _iterator=None)
+        iterator = iter(loader)
+        if iterator is loader or (not isinstance(loader, DataLoader) and iterator is iter(loader)):
+            raise UnstableError("a loader that can be read only once (an iterator or a generator)")
+        try:
+            return next(iterator)
+        except StopIteration:
+            return "no batch"
+        finally:
+            if isinstance(iterator, types.GeneratorType):
+                iterator.close()
+
+
+def _parts(loader: Any) -> list[Any]:
+    """The loader and the objects behind it that may hold state."""
+    found: list[Any] = []
+    waiting = [loader]
+    while waiting:
+        part = waiting.pop()
+        if part is None or any(part is other for other in found):
+            continue
+        found.append(part)
+        held = getattr(part, "__dict__", {})
+        waiting += [held[name] for name in _PARTS if name in held]
+    return found
+
+
+@contextlib.contextmanager
+def _fixed_random_numbers(parts: list[Any]) -> Iterator[None]:
+    """Seed every source of random numbers with 0, and the epoch too; afterwards all is as it was."""
+    held_by = [getattr(part, "__dict__", None) for part in parts]
+    attributes = [(held, dict(held)) for held in held_by if isinstance(held, dict)]
+    owned = [value for _, saved in attributes for value in saved.values()]
+    restore: list[Any] = []
+    generators = [torch.default_generator, *(v for v in owned if isinstance(v, torch.Generator))]
+    for generator in generators:
+        restore.append(functools.partial(generator.set_state, generator.get_state()))
+    for source in (v.bit_generator for v in owned if isinstance(v, np.random.Generator)):
+        restore.append(functools.partial(setattr, source, "state", source.state))
+        source.state = type(source)(0).state
+    legacy: list[Any] = [np.random, *(v for v in owned if isinstance(v, np.random.RandomState))]
+    for state in legacy:
+        restore.append(functools.partial(state.set_state, state.get_state()))
+        state.seed(0)
+    standard: list[Any] = [random, *(v for v in owned if isinstance(v, random.Random))]
+    for plain in standard:
+        restore.append(functools.partial(plain.setstate, plain.getstate()))
+        plain.seed(0)
+    if torch.cuda.is_initialized():
+        restore.append(functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        torch.cuda.manual_seed_all(0)
+    try:
+        for generator in generators:
+            generator.manual_seed(0)
+        for held, saved in attributes:
+            if isinstance(saved.get("epoch"), int):
+                held["epoch"] = 0
+        yield
+    finally:
+        for held, saved in attributes:
+            for name in [name for name in held if name not in saved]:
+                del held[name]
+            held.update((name, value) for name, value in saved.items() if held.get(name) is not value)
+        for undo in restore:
+            undo()
