@@ -9,7 +9,15 @@ from typing import Any
 
 from dsa_hw.errors import ModelError
 
-__all__ = ["DEFAULT_TARGET", "EXIT_CODES", "add_measuring", "model_and_inputs", "protocol", "read_weights", "warn_of_random_weights"]
+__all__ = [
+    "DEFAULT_TARGET",
+    "EXIT_CODES",
+    "add_measuring",
+    "model_and_inputs",
+    "protocol",
+    "read_weights",
+    "warn_of_random_weights",
+]
 
 DEFAULT_TARGET = "onnxruntime/cpu"
 EXIT_CODES = {"MET": 0, "NOT MET": 3, "CANNOT TELL": 4}

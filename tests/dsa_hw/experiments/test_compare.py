@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dsa_hw.experiments.run_folder import Workshop, slug
 from dsa_hw.experiments.settings import Settings
 from dsa_hw.experiments.sweep import sweep
 from dsa_hw.pipeline.certificate import MET, Certificate
+from dsa_hw.zoo.data import Data
 from tests.fakes.digits import digits, formula, net
 
 QUICK = Settings(train_epochs=2, epochs=1, finetune_epochs=1, samples=16, holdout=4, reading=1.0, time_limit=30.0)
@@ -139,6 +141,31 @@ def test_another_question_in_the_same_folder_is_refused(done: tuple[Path, pd.Dat
     out, _ = done
     with pytest.raises(DsaError, match=r"another question \(epochs"):
         compare(net(), digits(), BUDGETS, target="formula/cpu", methods=("uniform",), settings=QUICK, out=out, epochs=7)
+
+
+def other(part: str) -> Data:
+    """The same data set by name; one pixel of one image is different."""
+    data = digits()
+    loader = getattr(data, part)
+    images = loader.images.clone()
+    images[-1, 0, 0, 0] ^= 1
+    return replace(data, **{part: replace(loader, images=images)})
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_other_data_of_the_same_name_in_the_same_folder_are_refused(
+    part: str, done: tuple[Path, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _ = done
+    with pytest.raises(DsaError, match=r"another question \(contents"):
+        compare(net(), other(part), BUDGETS, target="formula/cpu", methods=("uniform",), settings=QUICK, out=out)
+    ask: dict[str, Any] = {"target": "formula/cpu", "method": "uniform", "settings": QUICK, "out": tmp_path}
+    monkeypatch.setattr("dsa_hw.experiments.sweep.train_dense", _never)
+    for _ in range(2):  # the same data are let in, twice
+        with pytest.raises(AssertionError):
+            sweep(net(), BUDGETS[:1], data=digits(), **ask)
+    with pytest.raises(DsaError, match=r"another question \(contents"):
+        sweep(net(), BUDGETS[:1], data=other(part), **ask)
 
 
 def test_energy_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import budgets
+from dsa_hw import find_groups
+from dsa_hw.methods import registry as methods
+from dsa_hw.methods.checkpoint import proposal_of
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem, Proposal
+from tests.fakes.formula import Net
+
+IMAGES, LABELS = torch.arange(32 * 3.0).reshape(32, 3), torch.arange(32) % 10
+
+
+def data(shift: float = 0.0, **options: Any) -> DataLoader[Any]:
+    """Shuffled with the global random numbers, as usual."""
+    return DataLoader(TensorDataset(IMAGES + shift, LABELS), batch_size=8, shuffle=True, **options)
+
+
+def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean()
+
+
+@pytest.fixture
+def solved() -> Iterator[list[Problem]]:
+    """Problems that the method "trivial" was asked to solve."""
+    asked: list[Problem] = []
+
+    @methods.register_method("trivial")
+    def solve(problem: Problem) -> Proposal:
+        asked.append(problem)
+        return Proposal(np.full(len(problem.groups), 0.5), problem.model)
+
+    yield asked
+    del methods.METHODS["trivial"]
+
+
+@pytest.fixture
+def problem(net: Net, example: torch.Tensor) -> dict[str, Any]:
+    groups = find_groups(net, (example,))
+    budget = budgets.FlopsBudget("50%")
+    cost = budget.cost(groups)
+    costs = CostSet([cost], groups.sizes, [budget.limit(cost.dense)])
+    return {"model": net, "groups": groups, "costs": costs, "train": data(), "val": data(1.0)}
+
+
+def ask(problem: dict[str, Any], folder: Path) -> Proposal:
+    return proposal_of(Problem(**problem), "trivial", [budgets.FlopsBudget("50%")], folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": data(0.5)},
+        {"val": data(0.5)},
+        {"train": None},
+        {"val": None},
+        {"seed": 1},
+        {"train": DataLoader(TensorDataset(IMAGES, LABELS), batch_size=4, shuffle=True)},
+        {"train": DataLoader(TensorDataset(IMAGES[:24], LABELS[:24]), batch_size=8, shuffle=True)},
+        {"train": DataLoader(TensorDataset(IMAGES.double(), LABELS), batch_size=8, shuffle=True)},
+        {"loss": mean_square},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+        {"importance": "l1"},
+        {"options": {"precision": "bf16"}},
+        {"epochs": 2.0},
+        {"minimum": 0.1},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_kept_proposal_is_used_for_the_same_problem_only(
+    changes: dict[str, Any],
+    problem: dict[str, Any],
+    solved: list[Problem],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ask(problem, tmp_path)
+    torch.rand(3)  # an unseeded program: the order of the images is another one in every process
+    with caplog.at_level(logging.WARNING):
+        ask({**problem, "train": data(), "val": data(1.0)}, tmp_path)
+    assert len(solved) == 1
+    assert [r.levelname for r in caplog.records if "Continuing an earlier allocation" in r.message] == ["WARNING"]
+    caplog.clear()
+    ask({**problem, **changes}, tmp_path)
+    assert len(solved) == 2, "solved again"
+    assert "Continuing" not in caplog.text
+    ask({**problem, **changes}, tmp_path)
+    assert len(solved) == 2, "and kept"
+
+
+def test_a_loss_without_a_lasting_identity_is_never_continued(
+    problem: dict[str, Any], solved: list[Problem], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss = lambda outputs, targets: outputs.sum()
+    for times in (1, 2):
+        caplog.clear()
+        ask({**problem, "loss": loss}, tmp_path)
+        assert len(solved) == times
+        assert "cannot be continued" in caplog.text
+        assert solved[-1].folder is None, "nor is what is unfinished"
+
+
+def test_an_interrupted_method_is_continued_with_a_warning(
+    problem: dict[str, Any], solved: list[Problem], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(problem, tmp_path)
+    unfinished = solved[0].folder
+    assert unfinished is not None
+    (tmp_path / "proposal.pt").unlink()
+    unfinished.mkdir()
+    ask({**problem, "train": data(0.5)}, tmp_path)
+    assert "Continuing" not in caplog.text, "of other data"
+    (tmp_path / "proposal.pt").unlink()
+    ask(problem, tmp_path)
+    assert solved[-1].folder == unfinished
+    assert "Continuing an earlier allocation that was interrupted" in caplog.text
+
+
+def test_a_generator_reaches_the_method_unread(problem: dict[str, Any], solved: list[Problem], tmp_path: Path) -> None:
+    ask({**problem, "train": ((IMAGES, LABELS) for _ in range(3))}, tmp_path)
+    train = solved[0].train
+    assert train is not None
+    assert len(list(train)) == 3

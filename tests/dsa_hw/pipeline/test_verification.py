@@ -1,0 +1,326 @@
+"""A plan is a file: it chooses neither code nor host nor path, and a forged certificate is never MET."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import budgets
+from dsa_hw.channels.plan import Plan
+from dsa_hw.cli.main import main
+from dsa_hw.errors import BudgetError, DsaError, PlanError, ProfileError
+from dsa_hw.pipeline.allocate import allocate
+from dsa_hw.pipeline.certificate import Certificate
+from dsa_hw.pipeline.verification import recheck
+from profilers.targets import from_title, resolve
+from tests.dsa_hw.cli.test_allocate import make
+from tests.fakes.formula import Net
+
+MODEL = "tests.dsa_hw.cli.test_allocate:make"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """An honest plan: half of the FLOPs."""
+    net, example = make()
+    return allocate(net, budgets.FlopsBudget("50%"), example_inputs=example, method="uniform", progress=False).plan
+
+
+def forged(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other values in its one entry; ``budget`` brings a dimension and a limit that fit it."""
+    certificate = dict(plan.certificate or {})
+    entry = {**certificate["entries"][0], **changes}
+    if "budget" in changes:
+        entry["dimension"] = getattr(getattr(budgets, str(entry["budget"]["kind"]), None), "dimension", "time")
+        share = float(entry["budget"]["amount"].rstrip("%")) / 100
+        entry["limit"] = changes.get("limit", share * entry["dense"])
+        entry["utilisation"] = entry["least_used"] = entry["most_used"] = entry["measured"] / entry["limit"]
+        entry["verdict"] = "MET" if entry["utilisation"] <= 1 else "NOT MET"
+    return replace(plan, certificate={**certificate, "entries": [entry], "verdict": entry["verdict"]})
+
+
+def verify(plan: Plan, folder: Path, *words: str) -> int:
+    """Save it (with the right checksum) and run the command."""
+    plan.save(folder / "plan.json")
+    return main(["verify", str(folder / "plan.json"), "--model", MODEL, *words])
+
+
+# Code -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Exists once the module "payload" of the current folder was imported."""
+    found = tmp_path / "ran"
+    (tmp_path / "payload.py").write_text(
+        f"import pathlib\npathlib.Path({str(found)!r}).touch()\ndef read():\n    return 0.0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "payload", raising=False)
+    return found
+
+
+ENERGY = {"kind": "EnergyBudget", "amount": "60.0%"}
+ESTIMATE = {"kind": "EstimatedEnergyBudget", "amount": "60.0%"}
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {**ENERGY, "counter": "payload:read"},
+        {**ENERGY, "own": ["counter"], "counter": "payload:read"},
+        {**ENERGY, "own": ["counter"]},
+        {**ENERGY, "own": ["profile"], "profile": "payload"},
+        {**ENERGY, "profile": "payload"},
+        {**ESTIMATE, "technology": "technology.json"},
+        {**ESTIMATE, "technology": {"mac": 1.0, "byte": {}}},
+        {**ESTIMATE, "own": ["technology"]},
+        {**ENERGY, "unknown": 1},
+        {"kind": "LatencyBudget", "amount": "60.0%", "counter": "payload:read"},
+        {"kind": "load", "amount": "60.0%"},
+        {"kind": "Budget", "amount": "60.0%"},
+        {"kind": ["LatencyBudget"], "amount": "60.0%"},
+    ],
+    ids=str,
+)
+def test_a_plan_does_not_choose_code(budget: dict[str, Any], plan: Plan, net: Net, mark: Path) -> None:
+    (mark.parent / "technology.json").write_text('{"mac": 1.0, "byte": {"dram": 1, "large": 1, "small": 1}}')
+    with pytest.raises(PlanError, match=r"Cannot use a budget of the plan|Unknown kind"):
+        recheck(forged(plan, budget=budget, target="torch/cpu fp32 x1"), net)
+    assert verify(forged(plan, budget=budget, target="torch/cpu fp32 x1"), mark.parent) == 2
+    assert not mark.exists()
+    assert "payload" not in sys.modules
+
+
+def test_the_user_may_name_the_counter(
+    plan: Plan, mark: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    energy = forged(plan, budget={**ENERGY, "own": ["counter"]}, target="torch/cpu fp32 x1")
+    assert verify(energy, mark.parent) == 2
+    assert "--counter" in capsys.readouterr().err
+    assert verify(energy, mark.parent, "--counter", "payload:read", "--time-limit", "1") != 0
+    assert mark.exists(), "the payload works; as a meter that stands still it proves nothing"
+
+
+def test_a_counter_and_a_technology_of_ones_own_are_not_written_but_asked_for() -> None:
+    own = {"mac": 2.0, "byte": {"dram": 1.0, "large": 1.0, "small": 1.0}}
+    metered = budgets.EnergyBudget("5mJ", counter=lambda: 0.0)
+    estimated = budgets.EstimatedEnergyBudget("50%", technology=own)
+    assert metered.to_dict() == {"kind": "EnergyBudget", "amount": "0.005 J", "own": ["counter"]}
+    assert estimated.to_dict()["own"] == ["technology"]
+    assert "technology" not in estimated.to_dict()
+    for budget in (metered, estimated):
+        with pytest.raises(BudgetError, match="--"):
+            budgets.Budget.from_dict(budget.to_dict())
+    again = budgets.Budget.from_dict(estimated.to_dict(), counter="payload:read", technology=own)
+    assert replace(again, amount=estimated.amount) == estimated
+    assert budgets.Budget.from_dict(metered.to_dict(), counter=metered.counter).counter is metered.counter  # type: ignore[attr-defined]
+    plain = budgets.EnergyBudget("5mJ").to_dict()
+    assert budgets.Budget.from_dict(plain, counter="mine:read").counter == "mine:read"  # type: ignore[attr-defined]
+
+
+# Hosts and files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def contacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Exists once a program called ssh or adb was started: these here, whether or not there are real ones."""
+    found, programs = tmp_path / "contacted", tmp_path / "bin"
+    programs.mkdir()
+    for name in ("ssh", "adb"):
+        (programs / name).write_text(f"#!/bin/sh\n: > '{found}'\nexit 255\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text(f"Host *\n  ProxyCommand touch {tmp_path / 'proxied'}\n")
+    (tmp_path / "cpu").write_text("a table")
+    return found
+
+
+ELSEWHERE = [
+    "ssh://board",
+    "ssh://board?config=notes.txt",
+    "ssh://board?config=notes.txt fp32 x1",
+    "onnxruntime/ssh://board fp32 x1",
+    "onnxruntime/ssh://board?config=notes.txt fp32 x1",
+    "auto/ssh://board?config=notes.txt fp32 x1",
+    "ssh/ssh://board?config=notes.txt fp32 x1",
+    "ssh/cpu fp32 x1",
+    "adb:0123?binary=/data/local/tmp/evil",
+    "litert/adb:0123 fp32 x4",
+    "table:cpu",
+    "table/cpu fp32 x1",
+    "table/table:cpu fp32 x1",
+    "ethos-u55-128?config=notes.txt&system=A&memory=B int8 A B",
+    "torch/cpu fp32 x1 ssh://board",
+    "torch/cpu\nfp32 x1",
+    "torch/cpu",
+    "../cpu fp32 x1",
+    "",
+]
+
+
+@pytest.mark.parametrize("title", ELSEWHERE)
+def test_a_plan_does_not_choose_a_host_or_a_file(title: str, plan: Plan, contacted: Path, net: Net) -> None:
+    from profilers.targets import ssh
+
+    boards = dict(ssh._BOARDS)
+    latency = forged(plan, budget={"kind": "LatencyBudget", "amount": "60.0%", "target": title or "x"}, target=title)
+    with pytest.raises(ProfileError, match="--target"):
+        recheck(latency, net)
+    assert verify(latency, contacted.parent) == 2
+    assert not contacted.exists(), "no connection was tried"
+    assert boards == ssh._BOARDS, "no address was even read"
+
+
+def test_the_user_may_name_the_host(plan: Plan, contacted: Path, net: Net) -> None:
+    latency = forged(
+        plan, budget={"kind": "LatencyBudget", "amount": "60.0%"}, target="onnxruntime/ssh://board fp32 x1"
+    )
+    with pytest.raises(DsaError):
+        recheck(latency, net, target="ssh://board?config=notes.txt&patience=0")
+    assert contacted.exists(), "the trap of the test above works"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh client; the tests above use a program of that name")
+@pytest.mark.parametrize("title", [t for t in ELSEWHERE if "config" in t])
+def test_the_ssh_configuration_of_a_plan_is_not_read(
+    title: str, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "proxied"
+    (tmp_path / "notes.txt").write_text(f"Host *\n  ProxyCommand touch {mark}\n")
+    monkeypatch.chdir(tmp_path)
+    latency = forged(plan, budget={"kind": "LatencyBudget", "amount": "60.0%"}, target=title)
+    assert verify(latency, tmp_path) == 2
+    assert not mark.exists()
+    typed = "ssh://board?config=notes.txt&patience=0"
+    assert verify(latency, tmp_path, "--target", typed) != 0
+    assert mark.exists(), "the payload works"
+
+
+@pytest.mark.parametrize("name", ["torch/cpu", "onnxruntime/cpu"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_title_of_a_local_target_names_it(name: str, threads: int) -> None:
+    if name.startswith("onnxruntime"):
+        pytest.importorskip("onnxruntime")
+    target = resolve(name, threads=threads)
+    again = from_title(target.title)
+    assert (type(again), again.title, again.threads) == (type(target), target.title, threads)
+
+
+# Forged certificates --------------------------------------------------------------------------------------------------
+
+
+def test_an_honest_plan_holds(plan: Plan, tmp_path: Path) -> None:
+    assert verify(plan, tmp_path) == 0
+    assert verify(forged(plan), tmp_path) == 0, "what the tests below change is all that makes the difference"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"limit": 1e30},
+        {"limit": 1e30, "utilisation": 0.0},
+        {"dense": 1e30},
+        {"dense": 0.0, "limit": 0.0},
+        {"verdict": "SURELY"},
+        {"verdict": None},
+        {"verdict": "NOT MET"},
+        {"doubt": "busy"},
+        {"most_used": 1.01},
+        {"utilisation": 0.5},
+        {"dimension": "time"},
+        {"dimension": "x"},
+        {"environment": "abc"},
+        {"environment": {"cpu": 5}},
+        {"budget": {"kind": "FlopsBudget", "amount": "50.0%"}, "target": 5},
+        {"runs": "many"},
+        {"asked": None},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_forged_entry_is_refused(changes: dict[str, Any], plan: Plan, tmp_path: Path) -> None:
+    certificate = dict(plan.certificate or {})
+    entries = [{**certificate["entries"][0], **changes}]
+    bad = replace(plan, certificate={**certificate, "entries": entries})
+    assert verify(bad, tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [
+        {"entries": []},
+        {"entries": [], "verdict": "CANNOT TELL"},
+        {"entries": {}},
+        {"entries": "MET"},
+        {"entries": None},
+        {"entries": [[]]},
+        {"verdict": "MET, surely"},
+        {"verdict": None},
+        {"measurements": 1e400},
+        {"versions": 5},
+    ],
+    ids=str,
+)
+def test_a_forged_certificate_is_refused(certificate: dict[str, Any], plan: Plan, tmp_path: Path) -> None:
+    bad = replace(plan, certificate={**dict(plan.certificate or {}), **certificate})
+    with pytest.raises(PlanError):
+        Certificate.from_dict(bad.certificate)
+    assert verify(bad, tmp_path) == 2
+    for other in ("x", 5, [], {}):
+        assert verify(replace(plan, certificate=other), tmp_path) == 2  # type: ignore[arg-type]
+
+
+def test_the_verdict_follows_from_the_budget_and_the_network_not_from_the_file(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Consistent in itself, but the network is ten times too large for what was asked."""
+    entry = dict((plan.certificate or {})["entries"][0])
+    lie = forged(plan, budget={"kind": "FlopsBudget", "amount": "5.0%"}, dense=1e30, asked="FLOPs <= 1 %")
+    assert (lie.certificate or {})["verdict"] == "MET"
+    assert verify(lie, tmp_path) == 3
+    out = capsys.readouterr().out
+    assert "NOT MET" in out
+    assert "<= 1 %" not in out, "what is asked is said from the budget"
+    small = {"kind": "FlopsBudget", "amount": f"{0.1 * entry['measured']!r} FLOPs"}
+    absolute = {**entry, "budget": small, "limit": 1e30, "utilisation": 0.0, "least_used": 0.0, "most_used": 0.0}
+    assert verify(replace(plan, certificate={**dict(plan.certificate or {}), "entries": [absolute]}), tmp_path) == 2
+
+
+def test_nothing_certified_is_never_met(plan: Plan) -> None:
+    honest = Certificate.from_dict(plan.certificate)
+    assert honest.verdict == "MET"
+    assert replace(honest, entries=()).verdict == "CANNOT TELL"
+    odd = replace(honest.entries[0], verdict="SURELY")
+    assert replace(honest, entries=(odd,)).verdict == "CANNOT TELL"
+    assert replace(honest, entries=(honest.entries[0], odd)).verdict == "CANNOT TELL"
+
+
+def test_export_does_not_replace_its_inputs(plan: Plan, net: Net, tmp_path: Path) -> None:
+    from dsa_hw.channels.plan import apply_plan
+
+    file, weights = tmp_path / "plan.json", tmp_path / "model.pt"
+    plan.save(file)
+    torch.save(apply_plan(net, plan).state_dict(), weights)
+    before = file.read_bytes(), weights.read_bytes()
+    words = ["export", str(file), "--model", MODEL, "--weights", str(weights)]
+    for out in (file, weights, tmp_path / "." / "plan.json"):
+        assert main([*words, "--out", str(out)]) == 2
+    assert (file.read_bytes(), weights.read_bytes()) == before
+
+
+def test_allocate_does_not_replace_the_weights_of_the_dense_network(net: Net, tmp_path: Path) -> None:
+    weights = tmp_path / "model.pt"
+    torch.save(net.state_dict(), weights)
+    before = weights.read_bytes()
+    words = ["--budget", "flops=50%", "--method", "uniform", "--weights", str(weights)]
+    assert main(["allocate", "--model", MODEL, *words, "--out", str(tmp_path)]) == 2
+    assert weights.read_bytes() == before
