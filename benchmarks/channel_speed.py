@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 
 import budgets
-from dsa_hw import choose, find_groups, shrink
-from dsa_hw.zoo.models import load
+from dsa_hw import find_groups, select_channels, shrink
+from dsa_hw.zoo.models import load_model
 
 
 def best(function: Callable[[], object], repeats: int) -> float:
@@ -39,12 +39,12 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for name in args.models:
-        model, inputs = load(name)
+        model, inputs = load_model(name)
         find_groups(model, inputs)  # warm up imports and caches
         export = best(lambda: torch.export.export(model, inputs, strict=False), args.repeats)  # noqa: B023
         find = best(lambda: find_groups(model, inputs), args.repeats)  # noqa: B023
         groups = find_groups(model, inputs)
-        kept = choose(model, groups, np.maximum(1, groups.sizes // 2))
+        kept = select_channels(model, groups, np.maximum(1, groups.sizes // 2))
         cut = best(lambda: shrink(model, groups, kept), args.repeats)  # noqa: B023
         cost, alpha = budgets.flops(groups), np.full(len(groups), 0.5)
         evaluate = best(lambda: (cost(alpha), cost.gradient(alpha)), 1000)  # noqa: B023

@@ -36,7 +36,7 @@ from torch import nn
 
 import budgets
 from dsa_hw import find_groups
-from dsa_hw.channels import ChannelGroups, choose, masked
+from dsa_hw.channels import ChannelGroups, masked, select_channels
 from dsa_hw.channels.trace import evaluating
 from dsa_hw.methods.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
@@ -48,7 +48,7 @@ from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import solve
 from dsa_hw.training.finetune import Endless, evaluate, finetune, recalibrate, statistics_kept
 from dsa_hw.zoo import data
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 
 RESULTS = Path(__file__).parent / "results"
 FINETUNE_EPOCHS, FINETUNE_LR = 2, 0.05
@@ -97,7 +97,7 @@ class Case:
 
     def data(self, seed: int) -> data.Data:
         if seed not in self._data:
-            self._data = {seed: data.load("cifar10", self.args.data, seed=seed)}
+            self._data = {seed: data.load_data("cifar10", self.args.data, seed=seed)}
         return self._data[seed]
 
     def problem(self, budget: float, seed: int, method: str = "", **changes: Any) -> Problem:
@@ -205,7 +205,7 @@ def compare(case: Case, study: str, runs: Iterator[tuple[str, float, int]], args
 
 
 def trained_resnet20(args: argparse.Namespace) -> Case:
-    model, inputs = load("resnet20_a")
+    model, inputs = load_model("resnet20_a")
     state = torch.load(args.weights, weights_only=True, map_location="cpu")["state_dict"]
     model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
     return Case(model, inputs, args)
@@ -221,7 +221,7 @@ def resnet20(args: argparse.Namespace) -> None:
 
 def vgg(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    model, inputs = load("vgg16_quarter")
+    model, inputs = load_model("vgg16_quarter")
     file = Path(args.cache) / "vgg16_quarter.pt"
     case = Case(model, inputs, args)
     if file.exists():
@@ -244,7 +244,7 @@ def scratch(args: argparse.Namespace) -> None:
         if book.has(study="scratch", method=method, seed=args.seed):
             continue
         torch.manual_seed(args.seed)
-        model, inputs = load("resnet20")
+        model, inputs = load_model("resnet20")
         case = Case(model, inputs, args)
         found, begin = case.data(args.seed), time.process_time()
         row: dict[str, Any] = {"study": "scratch", "method": method, "seed": args.seed, "epochs": args.epochs}
@@ -293,7 +293,7 @@ def paper(args: argparse.Namespace) -> None:
         if (args.methods and method not in args.methods) or book.has(**key):
             continue
         torch.manual_seed(args.seed)
-        case = Case(*load(name), args)
+        case = Case(*load_model(name), args)
         model, groups, found = case.model, case.groups, case.data(args.seed)
         if method == "uniform":
             model = build(case, solve(case.problem(budget, args.seed), "uniform"), budget, args.seed)[0].model
@@ -393,7 +393,7 @@ def rationality(args: argparse.Namespace) -> None:
 
 
 def _loss(case: Case, widths: Any, batches: list[Any]) -> float:
-    kept = choose(case.model, case.groups, widths)
+    kept = select_channels(case.model, case.groups, widths)
     total = 0.0
     with torch.no_grad(), statistics_kept(case.model), masked(case.model, case.groups, kept):
         for inputs, labels in batches:
@@ -404,7 +404,7 @@ def _loss(case: Case, widths: Any, batches: list[Any]) -> float:
 def overhead(args: argparse.Namespace) -> None:
     """CPU time of training with allocation over training without, interleaved in blocks of 40 weight steps."""
     torch.manual_seed(0)
-    model, inputs = load("resnet20")
+    model, inputs = load_model("resnet20")
     case = Case(model, inputs, args)
     found = case.data(0)
     twin = copy.deepcopy(case.model)
@@ -575,7 +575,7 @@ def _markdown(frame: pd.DataFrame) -> str:
 
 
 def _sizes(study: str) -> dict[str, int]:
-    model, inputs = load({"resnet20": "resnet20_a", "vgg": "vgg16_quarter"}[study])
+    model, inputs = load_model({"resnet20": "resnet20_a", "vgg": "vgg16_quarter"}[study])
     groups = find_groups(model, inputs)
     return dict(zip(groups.names, groups.sizes.tolist(), strict=True))
 

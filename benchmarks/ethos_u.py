@@ -27,7 +27,7 @@ from dsa_hw.channels import find_groups
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, realise
 from dsa_hw.methods.registry import solve
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 from profilers import profile
 from profilers.networks.builder import Maker
 from profilers.targets import resolve
@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, inputs = load(args.model, (1, 3, args.side, args.side))
+    model, inputs = load_model(args.model, (1, 3, args.side, args.side))
     begin = time.monotonic()
     table = profile(
         model, inputs, args.device, samples=args.samples, holdout=args.holdout, out=args.store, name=args.model

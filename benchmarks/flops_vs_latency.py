@@ -49,7 +49,7 @@ from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.training.finetune import evaluate, finetune, recalibrate
 from dsa_hw.utils.progress import Bar
 from dsa_hw.zoo import data as datasets
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 from profilers import Protocol
 from profilers.targets import resolve
 
@@ -121,14 +121,14 @@ class Network:
 def dense_network(name: str, args: argparse.Namespace) -> nn.Module:
     """The shared ResNet-20, or a MobileNetV2 that is trained once and kept."""
     torch.manual_seed(0)
-    model, _ = load(name)
+    model, _ = load_model(name)
     if name == "resnet20_a":
         state = torch.load(args.weights, weights_only=True, map_location="cpu")["state_dict"]
         model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
         return model.eval()
     kept = args.work / f"{name}-{args.dense_epochs:g}.pt"
     if not kept.exists():
-        images = datasets.load("cifar10", args.data, seed=0)
+        images = datasets.load_data("cifar10", args.data, seed=0)
         model = model.to(memory_format=torch.channels_last)
         finetune(
             model, images.train, args.dense_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=True,
@@ -167,7 +167,7 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
     key = {"what": "decided", "model": network.name, "seed": seed, "share": share}
     if rows(args.out, **key):
         return
-    begin, images = time.perf_counter(), datasets.load("cifar10", args.data, seed=seed)
+    begin, images = time.perf_counter(), datasets.load_data("cifar10", args.data, seed=seed)
     gauge = DeviceGauge(resolve(TARGET), network.inputs, rules_for(LatencyBudget("50%"), network.rules), seed)
     made: dict[str, nn.Module] = {}
     choices: dict[str, Any] = {}
@@ -293,7 +293,7 @@ def train(network: Network, seed: int, share: float, args: argparse.Namespace) -
             key = {"what": "trained", **case, "network": text}
             if zlib.crc32(json.dumps(key).encode()) % parts != part or rows(args.out, **key):
                 continue
-            images = datasets.load("cifar10", args.data, seed=seed)
+            images = datasets.load_data("cifar10", args.data, seed=seed)
             if "kept" in choice:
                 model = shrink(network.dense, network.groups, [np.asarray(units) for units in choice["kept"]])
             else:

@@ -34,7 +34,7 @@ from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.dsa.trainer import Recipe, Trained, Trainer
 from dsa_hw.training.finetune import evaluate
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VAL_SHARE = 0.1  # of the training images, for the keep ratios
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
             raise DsaError(f"--batch {args.batch} images cannot be shared by {world} processes; choose a multiple")
         torch.manual_seed(args.seed)
         train, val, whole, test = loaders(args, rank, world, device)
-        model, inputs = load(args.model, (1, 3, args.size, args.size))
+        model, inputs = load_model(args.model, (1, 3, args.size, args.size))
         groups = find_groups(model, inputs)
         cost = budget.cost(groups)
         begin = time.monotonic()

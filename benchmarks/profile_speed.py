@@ -36,7 +36,7 @@ _GOAL_RATIO, _GOAL_SECONDS = 5.0, 180.0
 
 def preparing(name: str, side: int, repeats: int) -> dict[str, Any]:
     """Seconds per configuration of both ways, alternating; each ends with a session that has run once."""
-    model, inputs = models.load(name, (1, 3, side, side))
+    model, inputs = models.load_model(name, (1, 3, side, side))
     model = generic(model)
     groups = find_groups(model, inputs)
     target = resolve("onnxruntime/cpu")
@@ -68,7 +68,7 @@ def preparing(name: str, side: int, repeats: int) -> dict[str, Any]:
 
 def whole_profile(name: str, side: int, samples: int, holdout: int, limit: float) -> dict[str, Any]:
     """A profile into a fresh store; wall seconds and the breakdown."""
-    model, inputs = models.load(name, (1, 3, side, side))
+    model, inputs = models.load_model(name, (1, 3, side, side))
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         table = profilers.profile(

@@ -35,7 +35,7 @@ from torch import nn
 import budgets
 import profilers
 import profilers.measuring.environment
-from dsa_hw.channels import ChannelGroups, choose, find_groups, shrink
+from dsa_hw.channels import ChannelGroups, find_groups, select_channels, shrink
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal, realise
@@ -59,7 +59,7 @@ class Network:
     def __init__(self, name: str, shape: tuple[int, ...] | None) -> None:
         torch.manual_seed(0)
         self.name = name
-        self.model, self.inputs = models.load(name, shape)
+        self.model, self.inputs = models.load_model(name, shape)
         self.groups: ChannelGroups = find_groups(self.model, self.inputs)
 
 
@@ -150,7 +150,7 @@ def case(
     share = wanted.quantity.magnitude
     assert result.proposal is not None
     first = np.asarray(result.rounds["widths"].iloc[0])
-    kept = choose(result.proposal.model, network.groups, first, "gamma")
+    kept = select_channels(result.proposal.model, network.groups, first, "gamma")
     networks = {
         DENSE: network.model,
         "ours": result.model,

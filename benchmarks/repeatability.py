@@ -157,7 +157,7 @@ def main() -> int:
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    model, inputs = models.load(options.model, models.parse_shape(options.input))
+    model, inputs = models.load_model(options.model, models.parse_shape(options.input))
     groups = find_groups(model, inputs)
     space = Space.of(groups.names, groups.sizes, fixed_grid(groups, 8))
     rows = np.vstack([corners(space), spread(space, options.configurations, 0)])[: options.configurations].tolist()

@@ -33,7 +33,7 @@ from tqdm import tqdm
 import budgets
 from dsa_hw import find_groups, masked, shrink
 from dsa_hw.channels.discovery import difference, randomise
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 from dsa_hw.zoo.torchvision_compat import torchvision
 
 TIMM = """
@@ -64,7 +64,7 @@ def counted_flops(model: nn.Module, inputs: tuple[Any, ...]) -> int:
 
 
 def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    model, inputs = load(name)
+    model, inputs = load_model(name)
     convolutional = not any("Attention" in type(m).__name__ for m in model.modules())
     if convolutional and sum(p.numel() for p in model.parameters()) > 100e6:
         inputs = (torch.randn(1, 3, 96, 96),)

@@ -23,7 +23,7 @@ _HOMES = {
     "round_widths": "dsa_hw.methods.rounding",
     "sweep": "dsa_hw.experiments.sweep",
     "find_groups": "dsa_hw.channels",
-    "choose": "dsa_hw.channels",
+    "select_channels": "dsa_hw.channels",
     "shrink": "dsa_hw.channels",
     "masked": "dsa_hw.channels",
     "Plan": "dsa_hw.channels.plan",
@@ -51,19 +51,19 @@ __all__ = [
     "Trainer",
     "allocate",
     "apply_plan",
-    "choose",
     "compare",
     "find_groups",
     "masked",
     "recheck",
     "round_widths",
+    "select_channels",
     "shrink",
     "sweep",
 ]
 
 if TYPE_CHECKING:
     from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
-    from dsa_hw.channels import ChannelGroups, choose, find_groups, masked, shrink
+    from dsa_hw.channels import ChannelGroups, find_groups, masked, select_channels, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
     from dsa_hw.experiments.compare import compare
     from dsa_hw.experiments.sweep import sweep

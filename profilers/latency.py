@@ -125,10 +125,10 @@ def _network(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
     from dsa_hw.zoo import models
 
     shape = models.parse_shape(options.input) if options.input else None
-    model, inputs = models.load(options.model, shape)
+    model, inputs = models.load_model(options.model, shape)
     if options.batch:
         shape = (options.batch, *inputs[0].shape[1:])
-        model, inputs = models.load(options.model, shape)
+        model, inputs = models.load_model(options.model, shape)
     return model, inputs
 
 

@@ -2,8 +2,8 @@
 
 from dsa_hw.channels.discovery import find_groups
 from dsa_hw.channels.groups import ChannelGroups
-from dsa_hw.channels.importance import choose, importance
+from dsa_hw.channels.importance import register_importance, select_channels
 from dsa_hw.channels.masking import masked
 from dsa_hw.channels.surgery import shrink
 
-__all__ = ["ChannelGroups", "choose", "find_groups", "importance", "masked", "shrink"]
+__all__ = ["ChannelGroups", "find_groups", "masked", "register_importance", "select_channels", "shrink"]

@@ -1,7 +1,7 @@
 """Which channels to keep: importance scores per unit, and the best ones.
 
 A unit has several members (a residual group has every convolution that writes into the sum). Each member's scores are
-divided by their mean first, so that a layer with large weights does not speak for the others; then they are averaged.
+divided by their mean before they are averaged, so that a layer with large weights does not dominate the others.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.errors import WidthError
 
-__all__ = ["IMPORTANCES", "Importance", "choose", "importance", "scores"]
+__all__ = ["IMPORTANCES", "Importance", "register_importance", "scores", "select_channels"]
 
 Scores = list[NDArray[np.float64]]
 Importance = Callable[[nn.Module, ChannelGroups], Sequence[Any]]
 IMPORTANCES: dict[str, Importance] = {}
 
 
-def importance(name: str) -> Callable[[Importance], Importance]:
+def register_importance(name: str) -> Callable[[Importance], Importance]:
     """Register a way to score units: ``function(model, groups)`` returns K arrays of shape (C_k,)."""
 
     def register(function: Importance) -> Importance:
@@ -62,7 +62,7 @@ def scores(model: nn.Module, groups: ChannelGroups, importance: str | Importance
     return result
 
 
-def choose(
+def select_channels(
     model: nn.Module,
     groups: ChannelGroups,
     widths: Sequence[int] | NDArray[Any] | Mapping[str, int] | pd.Series,
@@ -82,7 +82,7 @@ def _combined(groups: ChannelGroups, members: list[_Member]) -> Scores:
     """Average over members of scores normalised to mean 1. Each member: (unit of each entry, score of each entry)."""
     total = int(groups.offsets[-1])
     score = np.zeros(total)
-    voices = np.zeros(total)
+    counts = np.zeros(total)
     owner = np.repeat(np.arange(len(groups)), groups.sizes)
     for units, values in members:
         inside = units < total
@@ -93,8 +93,8 @@ def _combined(groups: ChannelGroups, members: list[_Member]) -> Scores:
             part = present & (owner == k)
             mean = summed[part].mean()
             score[part] += summed[part] / mean if mean > 0 or np.isnan(mean) else 1.0
-            voices[part] += 1
-    return np.split(score / np.maximum(voices, 1), groups.offsets[1:-1]) if len(groups) else []
+            counts[part] += 1
+    return np.split(score / np.maximum(counts, 1), groups.offsets[1:-1]) if len(groups) else []
 
 
 def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[_Member]:
@@ -108,35 +108,35 @@ def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[_Mem
     return result
 
 
-@importance("l1")
+@register_importance("l1")
 def _l1(model: nn.Module, groups: ChannelGroups) -> Scores:
     """L1 norm of the weights that make the channel."""
     return _combined(groups, _producers(model, groups, 1))
 
 
-@importance("l2")
+@register_importance("l2")
 def _l2(model: nn.Module, groups: ChannelGroups) -> Scores:
     """L2 norm of the weights that make the channel."""
     return _combined(groups, _producers(model, groups, 2))
 
 
-@importance("auto")
-@importance("gamma")
+@register_importance("auto")
+@register_importance("gamma")
 def _gamma(model: nn.Module, groups: ChannelGroups) -> Scores:
     """|gamma| of the batch norms on the group's channels (the paper); L1 of weights for groups without any."""
     parameters = dict(model.named_parameters())
     kinds = {operation.name: operation.kind for operation in groups.operations}
     makers = {frozenset(cut.units.tolist()) for cut in groups.cuts if cut.role == "out"}
     scales: list[_Member] = []
-    heard = np.zeros(int(groups.offsets[-1]) + 1, bool)
+    covered = np.zeros(int(groups.offsets[-1]) + 1, bool)
     for cut in groups.cuts:
         scale = cut.role == "per" and kinds.get(cut.operation) == "batch_norm" and cut.tensor.endswith("weight")
-        # A norm over a concatenation speaks for several groups; one that covers a producer's channels exactly is
-        # theirs.
+        # A norm over a concatenation belongs to several groups. Only a norm that covers the channels of one producer
+        # exactly is used.
         if scale and cut.tensor in parameters and frozenset(cut.units.tolist()) in makers:
             scales.append((cut.units, parameters[cut.tensor].detach().abs().double().cpu().numpy()))
-            heard[cut.units] = True
+            covered[cut.units] = True
     gamma = _combined(groups, scales)
-    silent = [not heard[start:stop].all() for start, stop in itertools.pairwise(groups.offsets)]
-    weights = _l1(model, groups) if any(silent) else gamma
-    return [w if s else g for g, w, s in zip(gamma, weights, silent, strict=True)]
+    without_norm = [not covered[start:stop].all() for start, stop in itertools.pairwise(groups.offsets)]
+    weights = _l1(model, groups) if any(without_norm) else gamma
+    return [w if s else g for g, w, s in zip(gamma, weights, without_norm, strict=True)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from dsa_hw.channels.groups import ChannelGroups
-from dsa_hw.channels.importance import Importance, choose
+from dsa_hw.channels.importance import Importance, select_channels
 from dsa_hw.channels.rules import Pad
 from dsa_hw.errors import WidthError
 
@@ -29,12 +29,12 @@ def shrink(
     """A copy of ``model`` without the channels that are not kept; ``model`` itself is untouched.
 
     ``kept``: the kept units of each group, or widths (a number per group, or a mapping from names to numbers), for
-    which ``choose`` picks the units by ``importance``.
+    which ``select_channels`` picks the units by ``importance``.
     """
     if found := first_difference(model, groups.shapes):
         raise WidthError(f"the groups belong to another network: {found} in the groups. Call find_groups on this model")
     widths = isinstance(kept, (Mapping, pd.Series)) or all(np.ndim(k) == 0 for k in kept)
-    units = choose(model, groups, kept, importance) if widths else list(kept)
+    units = select_channels(model, groups, kept, importance) if widths else list(kept)
     return shrink_to(model, groups, groups.check_kept(units))
 
 

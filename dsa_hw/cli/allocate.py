@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_overwriting(args.out / "model.pt", args.weights)
     budgets = parse_budgets(args.budget)
-    loaded = datasets.load(args.data, args.data_path, seed=args.seed) if args.data else None
+    loaded = datasets.load_data(args.data, args.data_path, seed=args.seed) if args.data else None
     if args.finetune and loaded is None:
         raise ModelError("--finetune needs --data to train on")
     model, inputs = model_and_inputs(args, loaded.shape if loaded else None)

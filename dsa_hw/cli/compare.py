@@ -91,10 +91,10 @@ def model_and_data(args: argparse.Namespace) -> tuple[Any, Any]:
     """The model (its name, or the module with ``--weights``) and the loaded data."""
     from dsa_hw.zoo import data, models
 
-    loaded = data.load(args.data, args.data_path, seed=args.seed) if args.data else None
+    loaded = data.load_data(args.data, args.data_path, seed=args.seed) if args.data else None
     if not args.weights:
         return args.model, loaded
-    module, _ = models.load(args.model, loaded.shape if loaded else None)
+    module, _ = models.load_model(args.model, loaded.shape if loaded else None)
     try:
         module.load_state_dict(read_weights(args.weights))
     except RuntimeError as error:

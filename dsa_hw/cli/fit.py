@@ -56,16 +56,16 @@ def _profile(path: pathlib.Path, allow: float) -> pd.DataFrame:
 def _groups(profile: pd.DataFrame, name: str | None) -> ChannelGroups:
     """The channel groups of the profiled network, made again from its name."""
     from dsa_hw import find_groups
-    from dsa_hw.zoo.models import load
+    from dsa_hw.zoo.models import load_model
 
     shapes = [shape for shape, _ in profile.attrs.get("inputs", [])]
     shape = shapes[0] if len(shapes) == 1 else None
     if name is not None:
-        model, inputs = load(name, shape)
+        model, inputs = load_model(name, shape)
         return find_groups(model, inputs)
     found = str(profile.attrs.get("network"))
     try:
-        model, inputs = load(found, shape, imports=False)
+        model, inputs = load_model(found, shape, imports=False)
     except ModelError as error:
         raise ProfileError(
             f"Cannot make the network {found!r} from the name in the profile ({error}). Name the network with --model, "

@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the table, or JSON, and draw the picture."""
     import budgets
     from dsa_hw import find_groups
-    from dsa_hw.zoo.models import load, parse_shape
+    from dsa_hw.zoo.models import load_model, parse_shape
 
-    model, inputs = load(args.model, parse_shape(args.input) if args.input else None)
+    model, inputs = load_model(args.model, parse_shape(args.input) if args.input else None)
     groups = find_groups(model, inputs)
     frame = groups.to_frame()
     totals = {

@@ -42,9 +42,9 @@ def protocol(args: argparse.Namespace) -> Any:
 
 def model_and_inputs(args: argparse.Namespace, shape: tuple[int, ...] | None = None) -> tuple[Any, tuple[Any, ...]]:
     """The model of ``--model`` with ``--input``, or else with ``shape``."""
-    from dsa_hw.zoo.models import load, parse_shape
+    from dsa_hw.zoo.models import load_model, parse_shape
 
-    return load(args.model, parse_shape(args.input) if args.input else shape)
+    return load_model(args.model, parse_shape(args.input) if args.input else shape)
 
 
 def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:

@@ -150,10 +150,10 @@ class _Job:
         self.protocol = protocol or Protocol()
         timed = next((b for b in budgets if isinstance(b, LatencyBudget)), LatencyBudget("50%"))
         self.rules = rules_for(timed, self.protocol)
-        self.data = datasets.load(data, seed=settings.seed) if isinstance(data, str) else data
+        self.data = datasets.load_data(data, seed=settings.seed) if isinstance(data, str) else data
         torch.manual_seed(settings.seed)
         if isinstance(model, str):
-            self.name, self.dense = name or model, models.load(model, self.data.shape)[0]
+            self.name, self.dense = name or model, models.load_model(model, self.data.shape)[0]
         else:
             self.name, self.dense = name or type(model).__name__, copy.deepcopy(model)
         self.inputs = (torch.randn(self.data.shape, generator=torch.Generator().manual_seed(0)),)

@@ -109,14 +109,14 @@ class _Sweep:
         from dsa_hw.zoo import models
         from profilers.targets import resolve
 
-        self.data = datasets.load(data, seed=settings.seed) if isinstance(data, str) else data
+        self.data = datasets.load_data(data, seed=settings.seed) if isinstance(data, str) else data
         self.settings, self.method, self.options, self.protocol = settings, method, options, protocol
         self.progress, self.say, self.target = progress, say, resolve(target)
         torch.manual_seed(settings.seed)
         shape = self.data.shape if self.data else None
         example: Any
         if isinstance(model, str):
-            self.name, (self.dense, example) = name or model, models.load(model, shape)
+            self.name, (self.dense, example) = name or model, models.load_model(model, shape)
         else:
             self.name, self.dense, example = name or type(model).__name__, copy.deepcopy(model), example_inputs
             if example is None and shape is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from dsa_hw.channels import ChannelGroups, choose, shrink
+from dsa_hw.channels import ChannelGroups, select_channels, shrink
 from dsa_hw.channels.importance import Importance
 from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.rounding import narrowest, round_widths
@@ -114,5 +114,5 @@ def realise(problem: Problem, proposal: Proposal, widths: Ints | None = None) ->
         widths = round_widths(proposal.alpha, problem.costs, problem.grid, minimum=problem.minimum)
     scores = proposal.importance
     ranking = problem.importance if scores is None else lambda *_: scores
-    kept = choose(proposal.model, problem.groups, widths, ranking)
+    kept = select_channels(proposal.model, problem.groups, widths, ranking)
     return Realised(widths, kept, shrink(proposal.model, problem.groups, kept))

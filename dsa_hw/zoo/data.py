@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsa_hw.errors import ModelError
 
-__all__ = ["NAMES", "Batches", "Data", "load"]
+__all__ = ["NAMES", "Batches", "Data", "load_data"]
 
 NAMES = ("digits", "cifar10")
 # Per-channel mean and deviation. CIFAR-10: ImageNet's, as the shared trained ResNet-20 expects.
@@ -100,7 +100,9 @@ class Data:
         return replace(self.train, images=images, labels=labels, epoch=0)
 
 
-def load(name: str, path: str | Path | None = None, batch: int = 128, seed: int = 0, val_share: float = 0.1) -> Data:
+def load_data(
+    name: str, path: str | Path | None = None, batch: int = 128, seed: int = 0, val_share: float = 0.1
+) -> Data:
     """A data set by name. ``path``: CIFAR-10's .npz (x_train, y_train, x_test, y_test) or the folder with cifar10.npz.
 
     ``val_share`` of the training images go to ``val`` (the paper keeps 10 % for the keep ratios).

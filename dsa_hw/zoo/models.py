@@ -20,7 +20,7 @@ from torch import nn
 from dsa_hw.errors import MissingDependencyError, ModelError
 from dsa_hw.zoo.cifar import SMALL
 
-__all__ = ["load", "parse_shape"]
+__all__ = ["load_model", "parse_shape"]
 
 _DEFAULT_SHAPE = (1, 3, 224, 224)
 
@@ -34,7 +34,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.split("[x,]", text))
 
 
-def load(
+def load_model(
     name: str, input_shape: Sequence[int] | None = None, *, imports: bool = True
 ) -> tuple[nn.Module, tuple[Any, ...]]:
     """The model in evaluation mode, and example inputs of ``input_shape`` (the model's own default if not given).

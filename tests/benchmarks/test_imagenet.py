@@ -83,7 +83,7 @@ def test_two_processes_are_interrupted_and_continue(images: Path, tmp_path: Path
     assert 0.5 < result["flops"] <= 0.6
     assert 12 * result["accuracy"] == pytest.approx(round(12 * result["accuracy"])), "every test image counts once"
     assert pd.read_csv(out / "log.csv")["epoch"].tolist() == [1, 2, 3, 4]
-    model, _ = models.load("resnet18", (1, 3, 32, 32))
+    model, _ = models.load_model("resnet18", (1, 3, 32, 32))
     small = apply_plan(model, out / "plan.json")
     small.load_state_dict(torch.load(out / "model.pt", weights_only=True))
     assert {m.out_channels for m in small.modules() if isinstance(m, torch.nn.Conv2d)} != {64, 128, 256, 512}

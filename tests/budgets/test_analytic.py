@@ -15,7 +15,7 @@ import budgets
 from budgets.analytic import AnalyticCost, PeakCost
 from dsa_hw import ChannelGroups, find_groups
 from dsa_hw.errors import BudgetError, WidthError
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 
 
 class Block(nn.Module):
@@ -103,8 +103,8 @@ def by_hand_vgg16() -> int:
     [
         (lambda: cifar_resnet(20), (1, 3, 32, 32), by_hand_cifar_resnet(20)),
         (lambda: cifar_resnet(56), (1, 3, 32, 32), by_hand_cifar_resnet(56)),
-        (lambda: load("resnet18")[0], (1, 3, 224, 224), by_hand_resnet18()),
-        (lambda: load("resnet50")[0], (1, 3, 224, 224), by_hand_resnet50()),
+        (lambda: load_model("resnet18")[0], (1, 3, 224, 224), by_hand_resnet18()),
+        (lambda: load_model("resnet50")[0], (1, 3, 224, 224), by_hand_resnet50()),
         (cifar_vgg16, (1, 3, 32, 32), by_hand_vgg16()),
     ],
     ids=["resnet20", "resnet56", "resnet18", "resnet50", "vgg16"],
@@ -129,7 +129,7 @@ def costs(groups: ChannelGroups) -> list[AnalyticCost | PeakCost]:
 
 @pytest.fixture(scope="module")
 def groups() -> ChannelGroups:
-    model, inputs = load("mobilenet_v2", (1, 3, 64, 64))
+    model, inputs = load_model("mobilenet_v2", (1, 3, 64, 64))
     return find_groups(model, inputs, verify=False)
 
 

@@ -72,7 +72,7 @@ def formula(model: nn.Module, inputs: tuple[Any, ...]) -> float:
 
 def digits() -> datasets.Data:
     """A few of the digits."""
-    whole = datasets.load("digits")
+    whole = datasets.load_data("digits")
     return replace(whole, train=whole.train.first(192), val=whole.val.first(64), test=whole.test.first(120))
 
 

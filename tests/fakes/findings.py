@@ -12,7 +12,7 @@ import pandas as pd
 import budgets
 from dsa_hw.channels import find_groups
 from dsa_hw.experiments.report.findings import COLUMNS, Findings
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 
 
 def profile_of(groups: Any, seed: int = 0) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def profile_of(groups: Any, seed: int = 0) -> pd.DataFrame:
 
 @functools.cache
 def _fitted() -> tuple[Any, pd.DataFrame, budgets.CostModel]:
-    network, inputs = load("resnet8")
+    network, inputs = load_model("resnet8")
     groups = find_groups(network, inputs)
     profile = profile_of(groups)
     return groups, profile, budgets.fit(profile, groups)

@@ -113,7 +113,7 @@ class Evaluator:
 
 
 def ranks(importance: list[Floats]) -> list[Ints]:
-    """Place of each unit in its group's order, 0 the most important (ties: the lower index, as ``choose`` has it)."""
+    """Place of each unit in its group's order, 0 the most important; ties as in ``select_channels``."""
     return [np.argsort(np.argsort(-s, kind="stable"), kind="stable") for s in importance]
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
-from dsa_hw.channels import ChannelGroups, choose, shrink
+from dsa_hw.channels import ChannelGroups, select_channels, shrink
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
@@ -268,7 +268,7 @@ class Trainer:
         alpha = self.allocator.keep_ratios.to_numpy()
         widths = round_widths(alpha, CostSet(self.costs, self.groups.sizes, self.limits), self.grid)
         scores = self.allocator.importances()
-        self.kept = choose(self.dense, self.groups, widths, lambda *_: scores)
+        self.kept = select_channels(self.dense, self.groups, widths, lambda *_: scores)
 
     def _prune(self) -> None:
         self._decide()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from dsa_hw import find_groups, shrink
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 from tests.fakes.proving import Attention, Net, OptionA, conv, head, prove, sizes
 
 SMALL_ZOO = {  # name -> number of channel groups
@@ -38,7 +38,7 @@ SMALL_ZOO = {  # name -> number of channel groups
 @pytest.mark.parametrize("name", SMALL_ZOO)
 def test_torchvision(name: str) -> None:
     side = 80 if name == "inception_v3" else 64  # the smallest that it takes
-    model, inputs = load(name, (1, 3, side, side))
+    model, inputs = load_model(name, (1, 3, side, side))
     groups = find_groups(model, inputs)
     frame = groups.to_frame()
     assert len(groups) == SMALL_ZOO[name]
@@ -48,7 +48,7 @@ def test_torchvision(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "shape"), [("vit_b_16", (1, 3, 224, 224)), ("swin_t", (1, 3, 64, 64))])
 def test_transformers_prune_what_is_safe_and_name_what_is_not(name: str, shape: tuple[int, ...]) -> None:
-    model, inputs = load(name, shape)
+    model, inputs = load_model(name, shape)
     groups = find_groups(model, inputs)
     assert len(groups) == 12
     assert all("mlp" in name for name in groups.names)
@@ -228,7 +228,7 @@ def test_random_networks(blocks: list[Callable[[int], tuple[nn.Module, int]]], s
 
 def test_finding_groups_takes_at_most_three_times_the_export() -> None:
     """A ratio within one run, the best of three each: the machine is shared."""
-    model, inputs = load("resnet50", (1, 3, 224, 224))
+    model, inputs = load_model("resnet50", (1, 3, 224, 224))
     export, find = [], []
     for _ in range(3):
         start = time.perf_counter()
@@ -241,7 +241,7 @@ def test_finding_groups_takes_at_most_three_times_the_export() -> None:
 
 
 def test_shrinking_densenet_takes_less_than_a_second() -> None:
-    model, inputs = load("densenet121", (1, 3, 64, 64))
+    model, inputs = load_model("densenet121", (1, 3, 64, 64))
     groups = find_groups(model, inputs, verify=False)
     times = []
     for _ in range(3):

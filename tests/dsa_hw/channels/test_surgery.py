@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import dsa_hw
-from dsa_hw import Plan, apply_plan, choose, find_groups, masked, shrink
+from dsa_hw import Plan, apply_plan, find_groups, masked, select_channels, shrink
 from dsa_hw.channels.discovery import difference, randomise
 from dsa_hw.channels.importance import scores
 from dsa_hw.errors import PlanError, TraceError, WidthError
-from dsa_hw.zoo.models import load
+from dsa_hw.zoo.models import load_model
 from tests.fakes.proving import Attention, Net, OptionA, conv, head, prove, run, sizes
 
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -232,7 +232,7 @@ def test_mask_comes_off_cleanly_even_after_an_error(small: Small) -> None:
     small.eval()
     groups = find_groups(small, IMAGE)
     expected, keys = run(small, IMAGE), list(small.state_dict())
-    kept = choose(small, groups, groups.sizes // 2)
+    kept = select_channels(small, groups, groups.sizes // 2)
 
     def use() -> None:
         with masked(small, groups, kept):
@@ -279,7 +279,7 @@ def test_gamma_is_the_batch_norms_scale() -> None:
     groups = find_groups(model, IMAGE)
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([0.1, -3.0, 2.0, 0.0]))
-    (kept,) = choose(model, groups, [2])
+    (kept,) = select_channels(model, groups, [2])
     assert kept.tolist() == [1, 2]
 
 
@@ -297,13 +297,13 @@ def test_members_are_normalised_before_they_are_averaged() -> None:
 
 def test_own_importance_and_l2(small: Small) -> None:
     groups = find_groups(small, IMAGE)
-    kept = choose(small, groups, [2, 2], importance=lambda model, g: [np.arange(n) for n in g.sizes])
+    kept = select_channels(small, groups, [2, 2], importance=lambda model, g: [np.arange(n) for n in g.sizes])
     assert [k.tolist() for k in kept] == [[6, 7], [10, 11]]
     with torch.no_grad():
         small.stem[0].weight.zero_()
         small.stem[0].weight[3] = 1.0
         small.deep[0].weight.fill_(1.0)
-    assert choose(small, groups, [1, 12], importance="l2")[0].tolist() == [3]
+    assert select_channels(small, groups, [1, 12], importance="l2")[0].tolist() == [3]
 
 
 def test_nan_importance_is_refused(small: Small) -> None:
@@ -311,13 +311,13 @@ def test_nan_importance_is_refused(small: Small) -> None:
     with torch.no_grad():
         small.stem[1].weight[0] = float("nan")
     with pytest.raises(WidthError, match="NaN"):
-        choose(small, groups, [4, 4])
+        select_channels(small, groups, [4, 4])
 
 
 def test_unknown_importance_is_refused(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     with pytest.raises(WidthError, match="choose from auto, gamma, l1, l2"):
-        choose(small, groups, [4, 4], importance="taylor")
+        select_channels(small, groups, [4, 4], importance="taylor")
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_channel_padding_inside_a_larger_forward_is_refused_with_the_remedy() ->
 def test_plan_rebuilds_from_constructor_and_state_dict(small: Small, tmp_path: pathlib.Path) -> None:
     randomise(small, 1).eval()
     groups = find_groups(small, IMAGE)
-    kept = choose(small, groups, [3, 7])
+    kept = select_channels(small, groups, [3, 7])
     got = shrink(small, groups, kept)
     Plan.of(groups, kept).save(tmp_path / "plan.json")
     torch.save(got.state_dict(), tmp_path / "weights.pt")
@@ -476,7 +476,7 @@ def test_plan_rebuilds_from_constructor_and_state_dict(small: Small, tmp_path: p
 
 def test_plan_that_does_not_fit(small: Small) -> None:
     groups = find_groups(small, IMAGE)
-    plan = Plan.of(groups, choose(small, groups, [3, 7]))
+    plan = Plan.of(groups, select_channels(small, groups, [3, 7]))
     other = Small()
     other.head = nn.Linear(12, 6)
     with pytest.raises(PlanError, match=r"head.weight is \(6, 12\) in the model and \(5, 12\) in the plan"):
@@ -485,7 +485,7 @@ def test_plan_that_does_not_fit(small: Small) -> None:
 
 def test_plan_of_a_network_wired_differently(small: Small) -> None:
     groups = find_groups(small, IMAGE)
-    plan = Plan.of(groups, choose(small, groups, [3, 7]))
+    plan = Plan.of(groups, select_channels(small, groups, [3, 7]))
 
     class Rewired(Small):
         def forward(self, x: Tensor) -> Tensor:
@@ -500,7 +500,7 @@ def test_plan_of_a_network_wired_differently(small: Small) -> None:
 def test_damaged_plans(small: Small, tmp_path: pathlib.Path) -> None:
     groups = find_groups(small, IMAGE)
     path = tmp_path / "plan.json"
-    Plan.of(groups, choose(small, groups, [3, 7])).save(path)
+    Plan.of(groups, select_channels(small, groups, [3, 7])).save(path)
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
     with pytest.raises(PlanError, match="not a whole plan"):
@@ -530,5 +530,5 @@ def test_lazy_names() -> None:
 
 
 def test_resnet_by_name_runs() -> None:
-    model, inputs = load("resnet18", (2, 3, 32, 32))
+    model, inputs = load_model("resnet18", (2, 3, 32, 32))
     assert model(*inputs).shape == (2, 1000)

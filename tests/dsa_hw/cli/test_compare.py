@@ -77,7 +77,7 @@ def test_the_first_line_says_that_the_weights_are_random(
     }
     monkeypatch.setattr(places[words[0]], words[0], reach)
     weights = tmp_path / "weights.pt"
-    torch.save(models.load("resnet20")[0].state_dict(), weights)
+    torch.save(models.load_model("resnet20")[0].state_dict(), weights)
     with pytest.raises(ReachedError):
         run(*(word.format(weights=weights) for word in words), *(["--json"] if as_json else []))
     captured = capsys.readouterr()

@@ -50,7 +50,7 @@ def test_json_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Pat
     picture = tmp_path / "groups.png"
     assert main(["inspect", "--model", "squeezenet1_1", "--input", "1x3x64x64", "--json", "--plot", str(picture)]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert content["params"] == sum(p.numel() for p in models.load("squeezenet1_1")[0].parameters())
+    assert content["params"] == sum(p.numel() for p in models.load_model("squeezenet1_1")[0].parameters())
     assert {"group", "channels", "members", "flops_share", "why_frozen"} == set(content["groups"][0])
     assert picture.read_bytes().startswith(b"\x89PNG")
 

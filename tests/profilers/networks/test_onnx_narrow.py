@@ -106,7 +106,7 @@ def test_small_networks(network: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "shufflenet_v2_x0_5"])
 def test_networks_people_use(name: str) -> None:
-    worst, groups = agreement(*models.load(name, (1, 3, 32, 32)))
+    worst, groups = agreement(*models.load_model(name, (1, 3, 32, 32)))
     assert groups > 10
     assert worst < 1e-4
 

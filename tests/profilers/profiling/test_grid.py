@@ -111,7 +111,7 @@ def test_sweeps_rebuild_the_operations_around_a_group(tiny: tuple) -> None:  # t
 
 def test_groups_side_by_side_are_swept_as_the_tensor_that_they_make() -> None:
     # Shortcuts that pad: stage 2 has the 16 channels of stage 1 and 16 of its own, and kernels see 32.
-    model, inputs = models.load("resnet20_a")
+    model, inputs = models.load_model("resnet20_a")
     groups = find_groups(model, inputs)
     assert int(groups.sizes[groups.names.index("layer2.0.conv2")]) == 16
     swept = next(s for s in grid.sweeps(model, groups, inputs, most=12) if s.group == "layer2.0.conv2")
@@ -122,7 +122,7 @@ def test_groups_side_by_side_are_swept_as_the_tensor_that_they_make() -> None:
 def test_depthwise_goes_along() -> None:
     from dsa_hw.zoo import models
 
-    model, inputs = models.load("mobilenet_v2", (1, 3, 32, 32))
+    model, inputs = models.load_model("mobilenet_v2", (1, 3, 32, 32))
     groups = find_groups(model, inputs, verify=False)
     chains = [s.make(s.size - 4) for s in grid.sweeps(model, groups, inputs, most=20)]
     middles = [c[1] for c in chains if len(c) == 3]

@@ -207,7 +207,7 @@ def pi(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(pi: str, tmp_path: Path) -> None:
-    model, inputs = models.load("wrn40_2")
+    model, inputs = models.load_model("wrn40_2")
     groups = find_groups(model, inputs)
     entries = pd.read_csv(PI).set_index(["table", "c_in", "c_out"])["latency_s"]
     expected = entries["Conv_0", 3, 16] + entries["FC", 128, 1]

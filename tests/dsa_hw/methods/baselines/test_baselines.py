@@ -444,7 +444,7 @@ def test_netadapt_takes_the_least_loss_of_all_groups(network: Any) -> None:
     problem = problem_of(network, share=0.8, val=val, options={"iterations": 4, "statistics": "stored"})
     first = baselines.netadapt(problem).history.iloc[0]
     bound = problem.costs.costs[0].dense * (1 - 0.2 / 4)
-    from dsa_hw.channels import choose
+    from dsa_hw.channels import select_channels
 
     losses = {}
     for k, size in enumerate(groups.sizes.tolist()):
@@ -455,7 +455,7 @@ def test_netadapt_takes_the_least_loss_of_all_groups(network: Any) -> None:
         ]
         if fits and max(fits) >= np.ceil(0.05 * size):
             widths = np.where(np.arange(len(groups)) == k, max(fits), groups.sizes)
-            with torch.no_grad(), masked(model, groups, choose(model, groups, widths)):
+            with torch.no_grad(), masked(model, groups, select_channels(model, groups, widths)):
                 losses[groups.names[k]] = float(nn.functional.cross_entropy(model(val[0][0]), val[0][1])), max(fits)
     best = min(losses, key=lambda name: losses[name][0])
     assert (first["group"], first["width"]) == (best, losses[best][1])

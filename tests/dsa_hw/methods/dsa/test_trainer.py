@@ -125,7 +125,7 @@ def test_the_last_stage_has_its_own_loader_and_epochs() -> None:
 
 
 def test_all_images_of_train_and_val_as_one_loader() -> None:
-    found = data.load("digits", seed=1)
+    found = data.load_data("digits", seed=1)
     whole = found.whole
     assert len(whole.images) == len(found.train.images) + len(found.val.images)
     assert (whole.augment, whole.shuffle, whole.batch) == (found.train.augment, True, found.train.batch)
@@ -323,7 +323,7 @@ def test_recalibration_is_the_mean_over_the_batches() -> None:
 
 
 def test_digits_are_split_augmented_and_repeatable() -> None:
-    found = data.load("digits", batch=64, seed=1)
+    found = data.load_data("digits", batch=64, seed=1)
     total = len(found.train.images) + len(found.val.images) + len(found.test.images)
     assert total == 1797
     x, y = next(iter(found.train))
@@ -339,7 +339,7 @@ def test_digits_are_split_augmented_and_repeatable() -> None:
     first = [next(where)[1] for _ in range(25)]
     state = where.state_dict()
     following = next(where)[1]
-    back = Endless(data.load("digits", batch=64, seed=1).train)
+    back = Endless(data.load_data("digits", batch=64, seed=1).train)
     back.load_state_dict(state)
     assert torch.equal(next(back)[1], following)
     assert len(first) == 25
@@ -347,12 +347,12 @@ def test_digits_are_split_augmented_and_repeatable() -> None:
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="digits, cifar10"):
-        data.load("imagenet")
+        data.load_data("imagenet")
     with pytest.raises(ModelError, match=r"cifar10\.npz"):
-        data.load("cifar10", tmp_path)
+        data.load_data("cifar10", tmp_path)
     np.savez(tmp_path / "cifar10.npz", x_train=np.zeros((4, 32, 32, 3), np.uint8))
     with pytest.raises(ModelError, match="y_train"):
-        data.load("cifar10", tmp_path)
+        data.load_data("cifar10", tmp_path)
 
 
 def test_fine_tuning_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
