@@ -20,9 +20,9 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from budgets.features import Groups, physics_features
 from budgets.regression import BilinearRidge, TopologyQuadratic
 from budgets.selection import candidates
+from budgets.work_classes import Groups, physics_features
 
 __all__ = ["baselines", "contenders"]
 

@@ -2,7 +2,7 @@
 
     model = budgets.fit(profile, groups)         # a profile table -> the best of several cost models, calibrated
     model.value(alpha), model.gradient(alpha), model.upper(alpha, 0.9), model.predict(configurations)
-    model.save("latency.json"); budgets.load("latency.json", groups, target="onnxruntime/cpu")
+    model.save("latency.json"); budgets.load_cost_model("latency.json", groups, target="onnxruntime/cpu")
 
 Names are loaded when first used: naming a budget does not import scikit-learn.
 """
@@ -27,9 +27,9 @@ _HOMES = {
     "estimated_energy": "budgets.analytic_energy",
     "fit": "budgets.fitting",
     "flops": "budgets.analytic",
-    "load": "budgets.serialization",
+    "load_cost_model": "budgets.cost_model",
     "params": "budgets.analytic",
-    "physics_features": "budgets.features",
+    "physics_features": "budgets.work_classes",
 }
 __all__ = [
     "Budget",
@@ -46,7 +46,7 @@ __all__ = [
     "estimated_energy",
     "fit",
     "flops",
-    "load",
+    "load_cost_model",
     "params",
     "physics_features",
 ]
@@ -65,10 +65,9 @@ if TYPE_CHECKING:
         MemoryBudget,
         ParamsBudget,
     )
-    from budgets.cost_model import CostModel
-    from budgets.features import physics_features
+    from budgets.cost_model import CostModel, load_cost_model
     from budgets.fitting import fit
-    from budgets.serialization import load
+    from budgets.work_classes import physics_features
 
 
 def __getattr__(name: str) -> Any:

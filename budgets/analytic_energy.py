@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from budgets.analytic import AnalyticCost, Array, quadratics
-from budgets.features import Groups
 from budgets.technologies import Technology, technology
+from budgets.work_classes import Groups
 from dsa_hw.channels.counts import Operation, Term
 
 __all__ = ["EstimatedEnergy", "estimated_energy"]

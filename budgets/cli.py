@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the options alone must not cost the import of scikit-learn
     import pandas as pd
 
     from budgets.cost_model import CostModel
-    from budgets.features import Groups
+    from budgets.work_classes import Groups
 
 __all__ = ["add_fit_command", "add_force_option", "report", "run"]
 
@@ -43,7 +43,7 @@ def add_fit_command(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def add_force_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--force`` to a command that loads a fitted model: give ``args.force`` to ``budgets.load(force=...)``."""
+    """Add ``--force`` to a command that loads a fitted model."""
     parser.add_argument(
         "--force",
         action="store_true",
@@ -72,9 +72,7 @@ def run(
     model.save(args.out)
     _log.info("wrote %s", args.out)
     if args.plot is not None:
-        from budgets.plots import plot
-
-        plot(model, args.plot, args.confidence)
+        model.plot(args.plot, args.confidence)
         _log.info("wrote %s", args.plot)
     return model
 
@@ -85,11 +83,11 @@ def report(model: CostModel, confidence: float = 0.9) -> str:
     table = model.report.copy()
     for column in ("mape", "se", "worst", "within_5", "within_10", "holdout_mape"):
         if column in table:
-            table[column] = (100 * table[column]).map("{:.2f} %".format)
+            table[column] = (100 * table[column]).map("{:.2f}%".format)
     table["seconds"] = table["seconds"].map("{:.2f}".format)
     lines = [
         repr(model),
-        f"  upper bound at {100 * confidence:g} %: {100 * model.half_width(confidence):.1f} % above the prediction",
+        f"  upper bound at {100 * confidence:g}%: {100 * model.half_width(confidence):.1f}% above the prediction",
     ]
     if dimension and model.provenance.dense is not None:
         lines.append(f"  dense network measured: {format_magnitude(model.provenance.dense, dimension)}")

@@ -31,13 +31,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.model_selection import KFold
 
-from budgets.regression import CostRegressor, PerOperationAdditive
+from budgets.regression import CostRegressor
 from dsa_hw.errors import ProfileError
 
 __all__ = ["Calibration", "calibrate"]
@@ -118,7 +117,6 @@ def calibrate(
     method: str = "jackknife+",
     anchor: tuple[Array, Array] | None = None,
     calibration: tuple[Array, Array] | None = None,
-    operation_seconds: pd.DataFrame | None = None,
     choose: Callable[[NDArray[np.intp]], CostRegressor] | None = None,
     seed: int = 0,
 ) -> Calibration:
@@ -143,7 +141,7 @@ def calibrate(
     ratios, owner, models = np.empty(len(y)), np.empty(len(y), np.intp), []
     for number, (kept, left) in enumerate(folds):
         template = estimator if choose is None else choose(left)
-        model = fit_rows(template, alpha, y, kept, anchor, operation_seconds)
+        model = fit_rows(template, alpha, y, kept, anchor)
         ratios[left], owner[left] = y[left] / model.predict(alpha[left]), number
         models.append(model)
     return Calibration(method, ratios, tuple(models), owner)
@@ -155,16 +153,11 @@ def fit_rows(
     y: Array,
     kept: NDArray[np.intp],
     anchor: tuple[Array, Array] | None,
-    operation_seconds: pd.DataFrame | None = None,
 ) -> CostRegressor:
-    """A fresh copy of ``estimator`` fitted to some rows and the anchor; per-operation times go where they are used."""
+    """Return a copy of ``estimator``, fitted to the ``kept`` rows of alpha (n, K) and y (n,) and to the anchor."""
     model = clone(estimator)
     inputs, costs = alpha[kept], y[kept]
     if anchor is not None:
         inputs, costs = np.vstack([inputs, anchor[0]]), np.r_[costs, anchor[1]]
-    extra = {}
-    if operation_seconds is not None and isinstance(model, PerOperationAdditive):
-        rows = operation_seconds.iloc[kept]
-        extra["operation_seconds"] = rows.reset_index(drop=True).reindex(range(len(costs)))
-    fitted: CostRegressor = model.fit(inputs, costs, **extra)
+    fitted: CostRegressor = model.fit(inputs, costs)
     return fitted

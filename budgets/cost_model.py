@@ -1,31 +1,55 @@
-"""A fitted, calibrated cost with its provenance: what the allocator trusts and a file keeps."""
+"""Fitted cost models: prediction, gradient, calibrated bounds and where the model comes from, in memory and on disk."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from budgets.conformal import Calibration
-from budgets.profile_table import QUANTITIES
+from budgets.features import FeatureMap
+from budgets.plots import plot_cost_model
 from budgets.regression import CostRegressor
-from dsa_hw.errors import WidthError
+from budgets.serialization import decode, encode, encode_frame, to_json
+from budgets.work_classes import Groups
+from dsa_hw.errors import ProfileError, WidthError
+from dsa_hw.profiles import QUANTITIES
 from dsa_hw.units import format_magnitude
+from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.text import percent
 
-__all__ = ["CostModel", "Provenance"]
+__all__ = ["CostModel", "Provenance", "load_cost_model"]
 
-Array = NDArray[np.float64]
+_FORMAT: Final = "dsa_hw cost model 1"
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a cost model comes from, and how good it was there."""
+    """Where a cost model comes from, and how good it was there.
+
+    Attributes:
+        quantity: "latency" or "energy".
+        unit: Of every cost: "s" or "J".
+        target: Title of the target.
+        fingerprint: Of the network's channel groups; None where it is not known.
+        grid: Group -> step of the widths that the target runs efficiently.
+        environment: Versions, device and settings of the measurement.
+        versions: Of the packages that fitted the model.
+        configurations: Number of configurations that were fitted.
+        holdout: Number of configurations that were held out.
+        dense: Measured cost of the dense network; None where it was not measured.
+        errors: Cross-validated and held-out relative errors, by name.
+        notes: What a user should know: rows left out, differences accepted with ``force``.
+        statistic: What a cost is of its runs: "quiet", "median", "p95", ...; None where the profile does not say.
+    """
 
     quantity: str
     unit: str
@@ -39,148 +63,259 @@ class Provenance:
     dense: float | None
     errors: Mapping[str, float]
     notes: tuple[str, ...] = ()
-    # Which time of many runs: "quiet", "median", "p95" ...; None where the profile does not say.
     statistic: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
-    """Cost of a network on a target as a function of the keep ratios.
+    """Cost of a network on a target as a function of the keep ratios, made by ``budgets.fit``.
 
-    ``value`` (torch, differentiable, batched), ``gradient`` (NumPy, closed form), ``upper`` (calibrated bound) and
-    ``predict`` (DataFrame of widths in, Series out). All in ``provenance.unit``. ``report`` has one row for each
-    candidate that was compared. ``factor`` scales every answer; see ``anchored``.
+    All costs are in ``provenance.unit``. K is the number of channel groups.
+
+    Attributes:
+        name: The candidate that was chosen.
+        estimator: The fitted estimator.
+        calibration: What the bounds are computed from.
+        names: The channel groups.
+        sizes: The dense width of each group, (K,).
+        provenance: Where the model comes from.
+        report: A row of cross-validated errors for each candidate.
+        why: Why this candidate was chosen.
+        fitted: Measured and cross-validated costs of the configurations, for plots and audits.
+        flops_shares: Share of each group in the FLOPs; None where the network is not known.
     """
 
     name: str
     estimator: CostRegressor
     calibration: Calibration
     names: tuple[str, ...]
-    sizes: NDArray[np.int64]
+    sizes: Ints
     provenance: Provenance
     report: pd.DataFrame = field(repr=False)
     why: str = ""
-    factor: float = 1.0
-    # Measured and cross-validated costs, for the plot and for later audits.
     fitted: pd.DataFrame | None = field(default=None, repr=False)
     flops_shares: Mapping[str, float] | None = field(default=None, repr=False)
 
-    def __call__(self, alpha: ArrayLike) -> Array:
-        """Cost at keep ratios (..., K), shape (...), in NumPy."""
+    def __call__(self, alpha: ArrayLike) -> Floats:
+        """Return the cost at keep ratios (..., K), shape (...)."""
         x, rows = self._points(alpha)
-        return np.asarray(self.factor * self.estimator.at(rows).reshape(x.shape[:-1]), np.float64)
+        return self.estimator.at(rows).reshape(x.shape[:-1])
 
     def value(self, alpha: torch.Tensor, confidence: float | None = None) -> torch.Tensor:
-        """Differentiable cost at keep ratios (..., K), shape (...); with ``confidence``, its calibrated upper bound."""
-        raw = self.estimator.value(alpha) if confidence is None else self.calibration.upper_value(alpha, confidence)
-        return raw if self.factor == 1.0 else self.factor * raw
+        """Return the differentiable cost at keep ratios (..., K), shape (...); with ``confidence``, its upper bound."""
+        return self.estimator.value(alpha) if confidence is None else self.calibration.upper_value(alpha, confidence)
 
-    def gradient(self, alpha: ArrayLike, confidence: float | None = None) -> Array:
-        """Gradient by alpha at (..., K), shape (..., K), of what ``value`` returns with the same arguments."""
+    def gradient(self, alpha: ArrayLike, confidence: float | None = None) -> Floats:
+        """Return the gradient of `value` at keep ratios (..., K), shape (..., K)."""
         x, rows = self._points(alpha)
         slope = self.estimator.slope(rows) if confidence is None else self.calibration.upper_gradient(rows, confidence)
-        return self.factor * slope.reshape(x.shape)
+        return slope.reshape(x.shape)
 
-    def upper(self, alpha: ArrayLike, confidence: float = 0.9) -> Array:
-        """Cost not exceeded with ``confidence`` at keep ratios (..., K), shape (...); see ``budgets.conformal``."""
-        return self._bound(alpha, confidence, self.calibration.upper)
-
-    def lower(self, alpha: ArrayLike, confidence: float = 0.9) -> Array:
-        """Cost that is not undercut with ``confidence`` at keep ratios (..., K), shape (...)."""
-        return self._bound(alpha, confidence, self.calibration.lower)
-
-    def _bound(self, alpha: ArrayLike, confidence: float, order: Any) -> Array:
+    def upper(self, alpha: ArrayLike, confidence: float = 0.9) -> Floats:
+        """Return the bound that the cost at keep ratios (..., K) does not exceed with ``confidence``, shape (...)."""
         x, rows = self._points(alpha)
-        bound, _ = order(rows, confidence)
-        return np.asarray(self.factor * bound.reshape(x.shape[:-1]), np.float64)
+        return self.calibration.upper(rows, confidence)[0].reshape(x.shape[:-1])
 
-    def _points(self, alpha: ArrayLike) -> tuple[Array, Array]:
-        """Keep ratios as float64 (..., K) and as rows (n, K)."""
+    def lower(self, alpha: ArrayLike, confidence: float = 0.9) -> Floats:
+        """Return the bound that the cost at keep ratios (..., K) exceeds with ``confidence``, shape (...)."""
+        x, rows = self._points(alpha)
+        return self.calibration.lower(rows, confidence)[0].reshape(x.shape[:-1])
+
+    def _points(self, alpha: ArrayLike) -> tuple[Floats, Floats]:
         x = np.asarray(alpha, np.float64)
         if x.ndim == 0 or x.shape[-1] != len(self.names):
             raise WidthError(
-                f"keep ratios have shape {x.shape}; the last axis must be the {len(self.names)} channel groups"
+                f"The last axis of `alpha` must be the {len(self.names)} channel groups; got shape {x.shape}."
             )
         if not np.isfinite(x).all():
-            raise WidthError("keep ratios must be finite; NaN or infinity was given")
+            raise WidthError("Keep ratios must be finite; got NaN or infinity.")
         return x, x.reshape(-1, len(self.names))
 
     def predict(self, configurations: pd.DataFrame) -> pd.Series[float]:
-        """Cost of configurations: a column of widths for each channel group, one row each."""
+        """Return the cost of configurations: a row each, a column of widths for each channel group.
+
+        Raises:
+            WidthError: A channel group is missing, or a width is not between 1 and the group's size.
+        """
         missing = [name for name in self.names if name not in configurations.columns]
         if missing:
             raise WidthError(
-                f"configurations lack {len(missing)} of {len(self.names)} channel groups: {', '.join(missing[:5])}; "
-                "give a width for each"
+                f"The table has no widths for {len(missing)} of {len(self.names)} channel groups: "
+                f"{', '.join(missing[:5])}."
             )
         widths = configurations[list(self.names)].to_numpy(np.float64)
         if not np.isfinite(widths).all() or (widths < 1).any() or (widths > self.sizes).any():
             raise WidthError(
-                "widths must lie between 1 and the size of their channel group; keep ratios go to value() and "
-                "gradient()"
+                "Widths must lie between 1 and the size of their channel group. For keep ratios call the model itself."
             )
-        return pd.Series(
-            self.factor * self.estimator.at(widths / self.sizes),
-            index=configurations.index,
-            name=self.provenance.quantity,
-        )
+        costs = self.estimator.at(widths / self.sizes)
+        return pd.Series(costs, index=configurations.index, name=self.provenance.quantity)
 
     @property
     def dense(self) -> float:
-        """Predicted cost at alpha = 1."""
-        return self.factor * float(self.estimator.predict(np.ones((1, len(self.names))))[0])
+        """Predicted cost of the dense network."""
+        return float(self(np.ones(len(self.names))))
 
     def shares(self, alpha: ArrayLike | None = None) -> pd.Series[float]:
-        """Share of each channel group in the cost: alpha_k dF/dalpha_k at ``alpha`` (K,) (default 1), summing to 1."""
+        """Return the share of each channel group in the cost at ``alpha`` (K,), the dense network by default.
+
+        The share is alpha_k dF/dalpha_k, divided by its sum over the groups.
+        """
         point = np.ones(len(self.names)) if alpha is None else np.asarray(alpha, np.float64)
         effect = np.maximum(self.gradient(point) * point, 0.0)
         total = effect.sum()
         return pd.Series(effect / total if total > 0 else effect, index=list(self.names), name=self.provenance.quantity)
 
-    def covers(self, alpha: ArrayLike) -> NDArray[np.bool_]:
-        """Whether keep ratios (..., K) lie in the range that was profiled, group by group, shape (...)."""
-        x, slack = np.asarray(alpha, np.float64), 1e-6
-        return np.asarray(((x >= self.estimator.low_ - slack) & (x <= self.estimator.high_ + slack)).all(-1))
-
-    def anchored(self, alpha: ArrayLike, cost: float) -> CostModel:
-        """The same model scaled to pass through a new measurement at ``alpha`` (K,): correct, then allocate again."""
-        predicted = self.factor * float(self.estimator.predict(np.asarray(alpha, np.float64)[None])[0])
-        if not (np.isfinite(cost) and cost > 0 and predicted > 0):
-            raise WidthError(
-                f"cannot anchor a prediction of {predicted:g} at a measured cost of {cost:g}: both must be positive"
-            )
-        return replace(self, factor=self.factor * cost / predicted)
-
-    def save(self, path: str | Path) -> Path:
-        """Write JSON (see ``budgets.serialization``); ``budgets.load`` reads it."""
-        from budgets.serialization import save
-
-        return save(self, path)
-
-    def plot(self, path: str | Path) -> Path:
-        """Draw the four panels of ``budgets.plots``."""
-        from budgets.plots import plot
-
-        return plot(self, path)
-
     def half_width(self, confidence: float = 0.9) -> float:
-        """Relative distance of the upper bound from the prediction: the median over the training configurations."""
+        """Return how far the upper bound is above the prediction, relative: median over the fitted configurations."""
         if self.fitted is None:
             points = np.ones((1, len(self.names)))
         else:
             points = self.fitted[list(self.names)].to_numpy(np.float64) / self.sizes
-        return float(np.median(self.upper(points, confidence) / (self.factor * self.estimator.at(points)) - 1))
+        return float(np.median(self.upper(points, confidence) / self(points) - 1))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model as JSON; `load_cost_model` reads it. The file appears complete or not at all."""
+        maps: list[FeatureMap] = []
+        state = {
+            "format": _FORMAT,
+            "name": self.name,
+            "why": self.why,
+            "groups": {name: int(size) for name, size in zip(self.names, self.sizes, strict=True)},
+            "provenance": asdict(self.provenance),
+            "report": encode_frame(self.report.reset_index()),
+            "coefficients": self.estimator.coefficients() if hasattr(self.estimator, "coefficients") else None,
+            "estimator": encode(self.estimator, maps),
+            "calibration": {
+                "method": self.calibration.method,
+                "ratios": self.calibration.ratios.tolist(),
+                "owner": self.calibration.owner.tolist(),
+                # With split calibration the only model is the estimator itself.
+                "models": []
+                if self.calibration.models == (self.estimator,)
+                else [encode(fold, maps) for fold in self.calibration.models],
+            },
+            "fitted": None if self.fitted is None else encode_frame(self.fitted),
+            "flops_shares": None if self.flops_shares is None else dict(self.flops_shares),
+        }
+        state["features"] = [phi.to_dict() for phi in maps]
+        write_text(path, to_json(state), ProfileError)
+        return Path(path)
+
+    def plot(self, path: str | Path, confidence: float = 0.9) -> Path:
+        """Draw the fit, the candidates and the cost by channel group to ``path`` (.png, .svg, .pdf)."""
+        return plot_cost_model(self, path, confidence)
 
     def __repr__(self) -> str:
-        """One paragraph: what, where, how good, how sure."""
+        """Describe what is predicted, where, and how well."""
         p = self.provenance
-        dimension = next((row[2] for row in QUANTITIES.values() if row[1] == p.unit), None)
-        dense = format_magnitude(self.dense, dimension) if dimension else f"{self.dense:.4g} {p.unit}"
-        errors = ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f} %" for key, value in p.errors.items())
+        errors = ", ".join(f"{key.replace('_', ' ')} {percent(value)}" for key, value in p.errors.items())
+        dense = format_magnitude(self.dense, QUANTITIES[p.quantity].dimension)
         lines = [
             f"{p.quantity} of {len(self.names)} channel groups on {p.target}: {self.name}, dense {dense}",
             f"  fitted to {p.configurations} configurations, {p.holdout} held out; {errors}",
-            f"  bound: {self.calibration.method}; chosen because {self.why}",
+            f"  bound: {self.calibration.method}; chosen: {self.why}",
         ]
         lines += [f"  note: {note}" for note in p.notes]
         return "\n".join(lines)
+
+
+def load_cost_model(
+    path: str | Path,
+    groups: Groups | None = None,
+    *,
+    target: str | None = None,
+    environment: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> CostModel:
+    """Read a cost model, and refuse one of another network, target or environment.
+
+    Args:
+        path: A file that `CostModel.save` wrote.
+        groups: Channel groups of the network that it will be used on.
+        target: Title of the target that it will be used on.
+        environment: What must be equal on the target, e.g. ``{"onnxruntime": "1.31.1"}``; only keys given here are
+            compared.
+        force: Accept differences; they become notes of the model.
+
+    Returns:
+        The model.
+
+    Raises:
+        ProfileError: The file cannot be read, is not a cost model, or is one of another network, target or environment.
+    """
+    remedy = "Make it with dsa-hw fit."
+    try:
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"Cannot read the cost model {path}: {error.strerror}. {remedy}") from error
+    except ValueError as error:
+        raise ProfileError(f"{path} is not a cost model: {error}. {remedy}") from error
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if found != _FORMAT:
+        raise ProfileError(f"{path} is not a cost model of format {_FORMAT!r}; got {found!r}. {remedy}")
+    try:
+        model = _decode_model(state)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ProfileError(f"{path} is damaged ({type(error).__name__}: {error}). {remedy}") from error
+    differences = _differences(model, groups, target, environment)
+    if differences and not force:
+        raise ProfileError(
+            f"{path} does not apply here: {'; '.join(differences)}. Profile and fit here, or accept the difference "
+            "with force=True (--force)."
+        )
+    if differences:
+        notes = (*model.provenance.notes, *(f"forced in spite of: {difference}" for difference in differences))
+        model = replace(model, provenance=replace(model.provenance, notes=notes))
+    return model
+
+
+def _decode_model(state: Mapping[str, Any]) -> CostModel:
+    maps = [FeatureMap.from_dict(phi) for phi in state["features"]]
+    estimator = decode(state["estimator"], maps)
+    bound = state["calibration"]
+    models = tuple(decode(fold, maps) for fold in bound["models"]) or (estimator,)
+    provenance = Provenance(**{**state["provenance"], "notes": tuple(state["provenance"]["notes"])})
+    if QUANTITIES[provenance.quantity].unit != provenance.unit:
+        raise TypeError(f"{provenance.quantity} in {provenance.unit!r}")
+    return CostModel(
+        name=state["name"],
+        estimator=estimator,
+        calibration=Calibration(bound["method"], np.array(bound["ratios"]), models, np.array(bound["owner"], np.intp)),
+        names=tuple(state["groups"]),
+        sizes=np.array(list(state["groups"].values()), np.int64),
+        provenance=provenance,
+        report=pd.DataFrame(state["report"]).set_index("candidate"),
+        why=state["why"],
+        fitted=None if state["fitted"] is None else pd.DataFrame(state["fitted"]),
+        flops_shares=state["flops_shares"],
+    )
+
+
+def _differences(
+    model: CostModel, groups: Groups | None, target: str | None, environment: Mapping[str, Any] | None
+) -> list[str]:
+    found, p = [], model.provenance
+    if groups is not None:
+        sizes = np.asarray(groups.sizes).tolist()
+        if tuple(groups.names) != model.names:
+            only = [name for name in model.names if name not in set(groups.names)]
+            found.append(
+                f"network: the file has {len(model.names)} channel groups, this network {len(groups.names)}"
+                + (f" (without {only[0]!r})" if only else "")
+            )
+        elif sizes != model.sizes.tolist():
+            k = next(i for i, (a, b) in enumerate(zip(sizes, model.sizes.tolist(), strict=True)) if a != b)
+            found.append(
+                f"network: channel group {model.names[k]!r} has {model.sizes[k]} channels in the file and {sizes[k]} "
+                "here"
+            )
+        elif p.fingerprint is not None and p.fingerprint != groups.fingerprint:
+            found.append(f"network: fingerprint {p.fingerprint[:12]} in the file, {groups.fingerprint[:12]} here")
+    if target is not None and target != p.target:
+        found.append(f"target: {p.target!r} in the file, {target!r} here")
+    for key, value in (environment or {}).items():
+        known = p.environment.get(key)
+        if json.loads(json.dumps(value)) != known:
+            found.append(f"{key}: {known!r} in the file, {value!r} here")
+    return found

@@ -1,15 +1,13 @@
-"""Physics features: what a configuration makes the device do, as exact functions of the keep ratios.
+"""Feature maps: sums of products of two affine forms of the keep ratios.
 
-Each feature adds up one class of work over the network's operations: multiply-adds of dense, pointwise, depthwise
-convolutions and matrix products, bytes read and written by each kind of operation, bytes of weights. Every size of an
-operation is affine in alpha with non-negative coefficients (``dsa_hw.channels.counts``), so every feature is a sum of
-products of two such forms:
+Every size of an operation is affine in alpha with non-negative coefficients (``dsa_hw.channels.counts``), so an amount
+of work is a sum of products of two such forms:
 
     phi_j(alpha) = sum_t  s_t (u0_t + u_t' alpha) (v0_t + v_t' alpha),        s_t, u0_t, u_t, v0_t, v_t >= 0
 
-It is quadratic, it never falls when a keep ratio grows, and its Jacobian is a closed form. A linear model with
-non-negative coefficients on phi inherits all three. Features are divided by their value at alpha = 1, so a coefficient
-is that class's cost in the dense network, in seconds or joules: something one can read.
+It is quadratic and does not fall when a keep ratio grows, and its Jacobian is a closed form. A linear model with
+non-negative coefficients on phi has the same three properties. Features are divided by their value at alpha = 1, so a
+coefficient is the cost of that feature in the dense network, in seconds or joules.
 """
 
 from __future__ import annotations
@@ -17,223 +15,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from budgets.quadratic import Quadratic
-from dsa_hw.channels.counts import Count, Operation, Term
+from dsa_hw.channels.counts import Count, Term
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
-__all__ = ["FeatureMap", "Groups", "physics_features", "work_class"]
-
-Array = NDArray[np.float64]
-
-
-class Groups(Protocol):
-    """The part of ``dsa_hw.channels.ChannelGroups`` that costs are made from."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """K readable names."""
-
-    @property
-    def sizes(self) -> NDArray[Any]:
-        """(K,) channels of each group."""
-
-    @property
-    def operations(self) -> Sequence[Operation]:
-        """Operations in execution order."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the network."""
+__all__ = ["FeatureMap", "dense_value"]
 
 
-# What an operation costs beyond its multiply-adds is traffic, and the rate depends on what is done to each element.
-# A kind that is not listed here is charged to "other": a class of its own, never zero and never left out.
-_TRAFFIC_CLASSES: Final[dict[str, tuple[str, ...]]] = {
-    "convolution": ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose2d"),
-    "matrix": ("linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "scaled_dot_product_attention", "einsum"),
-    "elementwise": (
-        *(
-            "add",
-            "add_",
-            "sub",
-            "sub_",
-            "mul",
-            "mul_",
-            "div",
-            "div_",
-            "relu",
-            "relu_",
-            "relu6",
-            "relu6_",
-            "hardtanh",
-            "hardtanh_",
-        ),
-        *(
-            "clamp",
-            "clamp_",
-            "clamp_min",
-            "leaky_relu",
-            "leaky_relu_",
-            "neg",
-            "abs",
-            "maximum",
-            "minimum",
-            "where",
-            "prelu",
-        ),
-        *("hardswish", "hardswish_", "hardsigmoid", "hardsigmoid_"),
-    ),
-    "transcendental": (
-        *(
-            "silu",
-            "silu_",
-            "sigmoid",
-            "sigmoid_",
-            "gelu",
-            "tanh",
-            "tanh_",
-            "exp",
-            "log",
-            "softmax",
-            "_softmax",
-            "log_softmax",
-        ),
-        *("elu", "elu_", "softplus", "mish", "mish_", "pow", "sqrt", "rsqrt", "erf"),
-    ),
-    "normalisation": (
-        *("batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "layer_norm", "native_layer_norm"),
-        *("group_norm", "native_group_norm", "instance_norm", "rms_norm"),
-    ),
-    "pooling": (
-        *(
-            "max_pool2d",
-            "max_pool2d_with_indices",
-            "avg_pool2d",
-            "adaptive_avg_pool2d",
-            "_adaptive_avg_pool2d",
-            "adaptive_max_pool2d",
-        ),
-        *(
-            "mean",
-            "sum",
-            "amax",
-            "amin",
-            "max_pool1d",
-            "avg_pool1d",
-            "upsample_nearest2d",
-            "upsample_bilinear2d",
-            "interpolate",
-        ),
-    ),
-    "movement": (
-        *(
-            "cat",
-            "stack",
-            "clone",
-            "copy",
-            "contiguous",
-            "pad",
-            "constant_pad_nd",
-            "index",
-            "index_select",
-            "gather",
-            "roll",
-        ),
-        *(
-            "reshape",
-            "flatten",
-            "repeat",
-            "expand",
-            "embedding",
-            "_reshape_copy",
-            "channel_shuffle",
-            "pixel_shuffle",
-            "pixel_unshuffle",
-        ),
-        *("_to_copy", "to", "slice_scatter", "select_scatter"),
-    ),
-}
-_CLASS_OF: Final = {kind: name for name, kinds in _TRAFFIC_CLASSES.items() for kind in kinds}
-
-GRANULARITIES: Final = ("coarse", "classes", "operations")
-
-
-def work_class(operation: Operation) -> str:
-    """Class of an operation's multiply-adds: pointwise, spatial or depthwise convolution, or matrix product.
-
-    The kernel size is not needed. With ``P = flops / (2 weights)`` output positions, ``weights / C_out`` reads for each
-    output and ``inputs / P`` input elements for each output position, the ratio ``(weights / C_out) / (inputs / P)`` is
-    ``kernel area / (stride area * groups)``: how often an input element is reused by overlapping windows. Up to 1 the
-    windows do not overlap (1x1, patchify) and the convolution is a matrix product.
-    """
-    if _traffic_class(operation) != "convolution":
-        return "matrix"
-    if operation.depthwise:
-        return "depthwise"
-    flops, weights = _dense(operation.flops), _dense(operation.weights)
-    inputs, output = sum(count.dense for count in operation.inputs[:1]), operation.output.dense
-    if min(flops, weights, inputs, output) <= 0:
-        return "spatial"
-    # weights / C_out = flops / (2 output); inputs / P = inputs * 2 weights / flops
-    overlap = (flops / (2 * output)) / (inputs * 2 * weights / flops)
-    # A bias is part of the weights and moves the ratio by less than a factor 1 + 1 / C_in.
-    return "pointwise" if overlap <= 1.5 else "spatial"
-
-
-def physics_features(groups: Groups, granularity: str = "classes") -> FeatureMap:
-    """Physics features of a network.
-
-    Args:
-        groups: channel groups with their ``operations``.
-        granularity: ``"coarse"`` adds up multiply-adds, activation bytes and weight bytes of the whole network (3
-            features and the constant); ``"classes"`` by class of operation (up to 20); ``"operations"`` gives every
-            convolution and matrix product its own feature and keeps the classes for the rest.
-
-    Returns:
-        A map of K keep ratios to d features, each 1 at alpha = 1.
-    """
-    if granularity not in GRANULARITIES:
-        raise ProfileError(f"granularity={granularity!r}: there are {', '.join(GRANULARITIES)}")
-    terms: dict[str, list[Term]] = {"constant": [Term(1.0, ())]}
-    classes: dict[str, str] = {}
-
-    def charge(name: str, *work: Term) -> None:
-        terms.setdefault(name, []).extend(work)
-
-    for operation in groups.operations:
-        if operation.view:
-            continue
-        own = granularity == "operations" and bool(operation.flops)
-        kind, size = _traffic_class(operation), float(operation.itemsize)
-        traffic = [Term(size, (count,)) for count in (*operation.inputs, operation.output)]
-        weights = [Term(size * term.scale, term.factors) for term in operation.weights]
-        work = "work" if granularity == "coarse" else f"{work_class(operation)} work"
-        if own:
-            classes[f"{work}: {operation.name}"] = work
-        charge(f"{work}: {operation.name}" if own else work, *operation.flops)
-        if granularity == "coarse":
-            charge("activation bytes", *traffic)
-            charge("weight bytes", *weights)
-        else:
-            kind = "depthwise" if operation.depthwise and kind == "convolution" else kind
-            charge(f"{kind} bytes", *traffic)
-            # A normalisation's parameters are a few bytes per channel next to its activations: the same class of
-            # traffic.
-            charge("weight bytes" if operation.flops else f"{kind} bytes", *weights)
-    return FeatureMap.from_terms(terms, len(groups.names), classes)
-
-
-def _traffic_class(operation: Operation) -> str:
-    return _CLASS_OF.get(operation.kind, "other")
-
-
-def _dense(terms: Iterable[Term]) -> float:
+def dense_value(terms: Iterable[Term]) -> float:
+    """Return the sum of ``terms`` at alpha = 1."""
     return sum(term.scale * float(np.prod([factor.dense for factor in term.factors])) for term in terms)
 
 
@@ -248,12 +45,12 @@ class FeatureMap:
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
-    dense: Array
+    dense: Floats
     owner: NDArray[np.intp]
-    left0: Array
-    left: Array
-    right0: Array
-    right: Array
+    left0: Floats
+    left: Floats
+    right0: Floats
+    right: Floats
 
     @classmethod
     def from_terms(
@@ -266,12 +63,12 @@ class FeatureMap:
         names: list[str] = []
         totals: list[float] = []
         owner: list[int] = []
-        rows: list[tuple[float, Array, float, Array]] = []
+        rows: list[tuple[float, Floats, float, Floats]] = []
         for name, work in terms.items():
-            dense = _dense(work)
+            dense = dense_value(work)
             if dense <= 0:
                 continue
-            merged: dict[tuple[object, ...], tuple[float, Array, float, Array]] = {}
+            merged: dict[tuple[object, ...], tuple[float, Floats, float, Floats]] = {}
             for term in work:
                 row = _factors(term, size, dense)
                 if (row[0] < 0 or row[2] < 0) or (row[1] < 0).any() or (row[3] < 0).any():
@@ -319,7 +116,7 @@ class FeatureMap:
         """Immutable: scikit-learn's ``clone`` shares it instead of copying the network."""
         return self
 
-    def __call__(self, alpha: ArrayLike) -> Array:
+    def __call__(self, alpha: ArrayLike) -> Floats:
         """phi at keep ratios (..., K), shape (..., d)."""
         x = np.asarray(alpha, np.float64)
         products = (x @ self.left.T + self.left0) * (x @ self.right.T + self.right0)
@@ -328,7 +125,7 @@ class FeatureMap:
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
         """phi at keep ratios (..., K), differentiable, shape (..., d)."""
 
-        def tensor(array: Array) -> torch.Tensor:
+        def tensor(array: Floats) -> torch.Tensor:
             return torch.as_tensor(array, dtype=alpha.dtype, device=alpha.device)
 
         products = (alpha @ tensor(self.left).T + tensor(self.left0)) * (
@@ -337,7 +134,7 @@ class FeatureMap:
         result = torch.zeros((*products.shape[:-1], len(self)), dtype=alpha.dtype, device=alpha.device)
         return result.index_add(-1, torch.as_tensor(self.owner, device=alpha.device), products)
 
-    def jacobian(self, alpha: ArrayLike) -> Array:
+    def jacobian(self, alpha: ArrayLike) -> Floats:
         """dphi/dalpha at keep ratios (..., K), shape (..., d, K): product rule, term by term."""
         x = np.asarray(alpha, np.float64)
         u, v = x @ self.left.T + self.left0, x @ self.right.T + self.right0
@@ -351,7 +148,7 @@ class FeatureMap:
         linear = (w * self.left0) @ self.right + (w * self.right0) @ self.left
         return Quadratic(0.5 * (half + half.T), linear, float((w * self.left0) @ self.right0))
 
-    def _sum(self, rows: Array, axis: int) -> Array:
+    def _sum(self, rows: Floats, axis: int) -> Floats:
         """Add the terms of each feature along ``axis``: terms are stored feature by feature, in segments."""
         return np.add.reduceat(rows, self._starts, axis=axis)
 
@@ -359,7 +156,7 @@ class FeatureMap:
     def _starts(self) -> NDArray[np.intp]:
         return np.searchsorted(self.owner, np.arange(len(self.names)))
 
-    def aggregate(self) -> tuple[tuple[str, ...], NDArray[np.intp], Array]:
+    def aggregate(self) -> tuple[tuple[str, ...], NDArray[np.intp], Floats]:
         """Classes: their names (m,), the class of each feature (d,), and its share of that class at alpha = 1 (d,)."""
         names = tuple(dict.fromkeys(self.classes))
         index = np.array([names.index(name) for name in self.classes])
@@ -403,7 +200,7 @@ class FeatureMap:
         return cls(tuple(state["names"]), tuple(state["classes"]), dense, owner, left0, left, right0, right)
 
 
-def _factors(term: Term, size: int, dense: float) -> tuple[float, Array, float, Array]:
+def _factors(term: Term, size: int, dense: float) -> tuple[float, Floats, float, Floats]:
     """The two affine factors of a term, with scale / dense folded into the left one; the richer factor goes left."""
     if len(term.factors) > 2:
         raise ProfileError(
@@ -420,13 +217,13 @@ def _factors(term: Term, size: int, dense: float) -> tuple[float, Array, float, 
     return scale * first.constant, scale * coefficients, second.constant, np.asarray(second.coefficients, np.float64)
 
 
-def _sparse(constant: float, row: Array) -> dict[str, float]:
+def _sparse(constant: float, row: Floats) -> dict[str, float]:
     # "" is the constant; a group index cannot be empty.
     entries = {str(k): float(row[k]) for k in np.flatnonzero(row)}
     return ({"": float(constant)} if constant else {}) | entries
 
 
-def _unsparse(rows: Sequence[Mapping[str, float]], size: int) -> tuple[Array, Array]:
+def _unsparse(rows: Sequence[Mapping[str, float]], size: int) -> tuple[Floats, Floats]:
     constant, matrix = np.zeros(len(rows)), np.zeros((len(rows), size))
     for index, row in enumerate(rows):
         for key, coefficient in row.items():

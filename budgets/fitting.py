@@ -1,4 +1,4 @@
-"""From a profile table to a cost model: compare, refit, calibrate, test on what was held out."""
+"""Fit a cost model to a profile: compare candidates, refit, calibrate, test on what was held out."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from numpy.typing import NDArray
 
 from budgets.conformal import calibrate, fit_rows
 from budgets.cost_model import CostModel, Provenance
-from budgets.features import Groups, physics_features
-from budgets.profile_table import QUANTITIES, Table, read_table
+from budgets.profile_rows import read_rows
 from budgets.regression import CostRegressor
-from budgets.selection import Comparison, compare
+from budgets.regression.linear import LinearRegressor
+from budgets.selection import CandidateComparison, compare_candidates
 from budgets.selection import candidates as all_candidates
+from budgets.work_classes import Groups, physics_features
+from dsa_hw.profiles import Profile
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["fit"]
 
 _log = logging.getLogger(__name__)
 
-Array = NDArray[np.float64]
-
 
 def fit(
-    profile: pd.DataFrame,
+    profile: Profile | pd.DataFrame,
     groups: Groups | None = None,
     *,
     candidates: Mapping[str, CostRegressor] | None = None,
     target: str | None = None,
-    quantity: str | None = None,
-    column: str | None = None,
     calibration: str | None = None,
     outside: str = "extrapolate",
     aligned: bool = True,
@@ -41,135 +40,127 @@ def fit(
     repeats: int = 2,
     seed: int = 0,
 ) -> CostModel:
-    """Learn a cost from measurements.
+    """Fit a cost model to a profile.
 
     Args:
-        profile: one row for each configuration: a column of widths for each channel group, the cost (``seconds`` or
-            ``joules``) and ``split`` (``"train"`` and ``"dense"`` are fitted, ``"holdout"`` only tests, ``"grid"`` is
-            ignored). ``attrs`` has names, sizes, target, fingerprint, grid and environment, as ``profilers.load``
-            returns it. Columns ``operation:NAME`` are per-operation times, where the target reports them.
-        groups: the network's channel groups. Without them the estimators do not know which groups meet in which
-            operation, and need many more configurations: a warning says so.
-        candidates: estimators to compare, by name, the default first (default: ``budgets.selection.candidates``).
-        target, quantity, column: where ``profile.attrs`` does not say.
-        calibration: ``"jackknife+"`` (default), ``"cv+"`` (default where a slow estimator is chosen, by all
-            configurations or by all but one) or ``"split"`` (uses the hold-out rows). In the first two the choice among
-            candidates is repeated without the configurations left out (see ``budgets.conformal``).
-        outside: what to do outside the profiled range: ``"extrapolate"``, ``"clip"`` or ``"refuse"``.
-        aligned: leave configurations off the target's grid out (its steps are not part of a smooth cost).
-        folds, repeats, seed: of the cross-validation.
+        profile: What ``profilers.profile`` or ``profilers.load_profile`` returned; or a table of your own with a row
+            per configuration: a column of widths for each channel group, ``seconds`` or ``joules``, and ``split``
+            (``"train"`` and ``"dense"`` are fitted, ``"holdout"`` is only tested on, others are ignored; without the
+            column every row is fitted). A table needs ``groups`` and ``target``.
+        groups: The network's channel groups. Without them the estimators do not know which groups meet in which
+            operation and need many more configurations.
+        candidates: Estimators to compare, by name, the default first; ``budgets.selection.candidates`` by default.
+        target: Title of the target; refused where the profile was measured on another one.
+        calibration: ``"jackknife+"``, ``"cv+"`` or ``"split"`` (uses the held-out rows). In the first two the choice
+            among candidates is repeated without the configurations left out (see ``budgets.conformal``). By default
+            jackknife+, or CV+ where a slow estimator is chosen.
+        outside: Beyond the profiled range: ``"extrapolate"``, ``"clip"`` or ``"refuse"``.
+        aligned: Leave out configurations off the target's grid, whose steps are not part of a smooth cost.
+        folds: Of the cross-validation.
+        repeats: Of the cross-validation.
+        seed: Of the cross-validation.
 
     Returns:
-        The chosen model, refitted to all training rows and calibrated, with the table of all candidates in ``report``.
+        The chosen model, refitted to all training rows and calibrated, with all candidates in ``report``.
+
+    Raises:
+        ProfileError: The profile cannot be fitted; see `budgets.profile_rows.read_rows`.
+
+    Example:
+        >>> import numpy as np, pandas as pd, torch, budgets, dsa_hw
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 16, 3), torch.nn.Conv2d(16, 4, 3))
+        >>> groups = dsa_hw.find_groups(net, (torch.zeros(1, 3, 16, 16),))
+        >>> widths = np.random.default_rng(0).integers(4, groups.sizes + 1, (20, len(groups)))
+        >>> table = pd.DataFrame(widths, columns=list(groups.names))
+        >>> table["seconds"] = 1e-4 + 1e-9 * budgets.flops(groups).predict(table)
+        >>> model = budgets.fit(table, groups, target="my board", aligned=False)
+        >>> bool(np.allclose(model.predict(table), table["seconds"], rtol=1e-3))
+        True
+        >>> half = np.full(len(groups), 0.5)
+        >>> bool(model(half) <= model.upper(half, confidence=0.9))
+        True
     """
-    table = read_table(profile, groups, target=target, quantity=quantity, column=column, aligned=aligned)
-    notes = list(table.notes)
+    rows = read_rows(profile, groups, target=target, aligned=aligned)
+    profile, notes = rows.profile, list(rows.notes)
     if groups is None and candidates is None:
-        notes.append("no channel groups given: topology-free estimators, expect to need many more configurations")
-        _log.warning(notes[-1])
+        notes.append("no channel groups given: topology-free estimators need many more configurations")
+        _log.warning("Profile: %s.", notes[-1])
     contenders = dict(candidates) if candidates is not None else all_candidates(groups, outside)
-    alpha, cost = table.ratios(table.train), table.costs(table.train)
-    anchor = (table.ratios(table.anchor), table.costs(table.anchor)) if len(table.anchor) else None
-    operations = table.operations
-    comparison = compare(
-        contenders, alpha, cost, anchor=anchor, operation_seconds=operations, folds=folds, repeats=repeats, seed=seed
-    )
-    _log.info("chosen: %s", comparison.why)
+    alpha, cost = rows.points(rows.train)
+    anchor = rows.points(rows.anchor) if len(rows.anchor) else None
+    held = rows.points(rows.holdout)
+    comparison = compare_candidates(contenders, alpha, cost, anchor=anchor, folds=folds, repeats=repeats, seed=seed)
+    _log.info("Chosen: %s.", comparison.why)
     template = contenders[comparison.chosen]
-    estimator = fit_rows(template, alpha, cost, np.arange(len(cost)), anchor, operations)
+    everything = np.arange(len(cost))
+    estimator = fit_rows(template, alpha, cost, everything, anchor)
 
-    def choose(rows: NDArray[np.intp]) -> CostRegressor:
-        return contenders[comparison.without(rows)]
+    def choose(left_out: NDArray[np.intp]) -> CostRegressor:
+        return contenders[comparison.without(left_out)]
 
-    method = calibration
-    if method is None:
-        alone = (choose(np.array([i])) for i in range(len(cost)))
-        method = "jackknife+" if _quick(template) and all(map(_quick, alone)) else "cv+"
-    held = (table.ratios(table.holdout), table.costs(table.holdout))
+    if calibration is None:
+        chosen = [template, *(choose(np.array([i])) for i in range(len(cost)))]
+        # Leave-one-out of the linear estimators takes milliseconds, of the others seconds.
+        calibration = "jackknife+" if all(isinstance(model, LinearRegressor) for model in chosen) else "cv+"
     bound = calibrate(
-        estimator,
-        alpha,
-        cost,
-        method=method,
-        anchor=anchor,
-        calibration=held,
-        operation_seconds=operations,
-        choose=choose,
-        seed=seed,
+        estimator, alpha, cost, method=calibration, anchor=anchor, calibration=held, choose=choose, seed=seed
     )
+    report = comparison.table
+    if len(held[1]):
+        # Reported after the choice, never used for it.
+        refitted = {name: fit_rows(model, alpha, cost, everything, anchor) for name, model in contenders.items()}
+        errors = {name: float(_relative_errors(model, *held).mean()) for name, model in refitted.items()}
+        report = report.assign(holdout_mape=pd.Series(errors))
     fitted = pd.concat(
         [
-            table.train.assign(predicted=cost * (1 + comparison.residuals[comparison.chosen])),
-            table.holdout.assign(predicted=estimator.predict(held[0]) if len(held[1]) else []),
+            rows.train.assign(predicted=cost * (1 + comparison.residuals[comparison.chosen])),
+            rows.holdout.assign(predicted=estimator.predict(held[0]) if len(held[1]) else []),
         ],
         ignore_index=True,
     )
-    column_unit = QUANTITIES.get(table.quantity)
     return CostModel(
         name=comparison.chosen,
         estimator=estimator,
         calibration=bound,
-        names=table.names,
-        sizes=table.sizes,
+        names=profile.names,
+        sizes=rows.sizes,
         provenance=Provenance(
-            quantity=table.quantity,
-            unit=column_unit[1] if column_unit else str(profile.attrs.get("unit", "")),
-            target=table.target,
-            fingerprint=table.fingerprint,
-            grid=table.grid,
-            environment=table.environment,
+            quantity=profile.quantity,
+            unit=profile.unit,
+            target=profile.target,
+            fingerprint=profile.fingerprint or (None if groups is None else groups.fingerprint),
+            grid={name: int(step) for name, step in profile.grid.items()},
+            environment=dict(profile.environment),
             versions=_versions(),
-            configurations=len(cost) + (0 if anchor is None else len(anchor[1])),
+            configurations=len(cost) + len(rows.anchor),
             holdout=len(held[1]),
-            dense=float(anchor[1].mean()) if anchor is not None else None,
+            dense=None if anchor is None else float(anchor[1].mean()),
             errors=_errors(comparison, estimator, held),
             notes=tuple(notes),
-            statistic=profile.attrs.get("statistic"),
+            statistic=profile.statistic,
         ),
-        report=_with_holdout(comparison.table, contenders, table, anchor, operations),
+        report=report,
         why=comparison.why,
         fitted=fitted,
         flops_shares=_flops_shares(groups),
     )
 
 
-def _quick(estimator: CostRegressor) -> bool:
-    """Leave-one-out of the linear estimators costs milliseconds; of the others, seconds."""
-    from budgets.regression.linear import _Linear
-
-    return isinstance(estimator, _Linear)
+def _relative_errors(model: CostRegressor, alpha: Floats, cost: Floats) -> Floats:
+    return np.abs(model.predict(alpha) / cost - 1)
 
 
-def _errors(comparison: Comparison, estimator: CostRegressor, held: tuple[Array, Array]) -> dict[str, float]:
-    chosen = comparison.table.index == comparison.chosen
-    errors = {f"cv_{name}": float(comparison.table[name].to_numpy()[chosen][0]) for name in ("mape", "within_10")}
+def _errors(comparison: CandidateComparison, estimator: CostRegressor, held: tuple[Floats, Floats]) -> dict[str, float]:
+    own = comparison.table.loc[comparison.chosen].to_dict()
+    errors = {f"cv_{name}": float(own[name]) for name in ("mape", "within_10")}
     if len(held[1]):
-        relative = np.abs(estimator.predict(held[0]) / held[1] - 1)
+        relative = _relative_errors(estimator, *held)
         errors |= {"holdout_mape": float(relative.mean()), "holdout_within_10": float((relative <= 0.1).mean())}
     return errors
 
 
-def _with_holdout(
-    report: pd.DataFrame,
-    contenders: Mapping[str, CostRegressor],
-    table: Table,
-    anchor: tuple[Array, Array] | None,
-    operations: pd.DataFrame | None,
-) -> pd.DataFrame:
-    """Add each candidate's hold-out error: reported after the choice, never used for it."""
-    if not len(table.holdout):
-        return report
-    alpha, cost = table.ratios(table.train), table.costs(table.train)
-    points, measured = table.ratios(table.holdout), table.costs(table.holdout)
-    errors = {}
-    for name, estimator in contenders.items():
-        model = fit_rows(estimator, alpha, cost, np.arange(len(cost)), anchor, operations)
-        errors[name] = float(np.abs(model.predict(points) / measured - 1).mean())
-    return report.assign(holdout_mape=pd.Series(errors))
-
-
 def _flops_shares(groups: Groups | None) -> dict[str, float] | None:
-    """Share of each group in the FLOPs, alpha dF/dalpha at 1: to be set beside the cost's."""
+    """Return the share of each group in the FLOPs, alpha dF/dalpha at 1, to compare with its share in the cost."""
     if groups is None:
         return None
     phi = physics_features(groups, "coarse")

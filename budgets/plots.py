@@ -1,4 +1,4 @@
-"""One picture of a cost model: is it right, was the choice right, and where does the cost go?"""
+"""Plot of a cost model: fit and bound, candidates, and cost by channel group."""
 
 from __future__ import annotations
 
@@ -7,26 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgets.cost_model import CostModel
-from budgets.profile_table import QUANTITIES
 from dsa_hw.errors import ProfileError
+from dsa_hw.profiles import QUANTITIES
 from dsa_hw.units import UNITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot"]
+    from budgets.cost_model import CostModel
+
+__all__ = ["plot_cost_model"]
 
 _BLUE, _ORANGE, _GREY, _GREEN = "#2b6cb0", "#dd6b20", "#a0aec0", "#2f855a"
 
 
-def plot(model: CostModel, path: str | Path, confidence: float = 0.9) -> Path:
-    """Draw fit and bound, candidates, cost by group and cost against FLOPs to ``path`` (.png, .svg, .pdf)."""
+def plot_cost_model(model: CostModel, path: str | Path, confidence: float = 0.9) -> Path:
+    """Draw fit and bound, candidates, cost by group and cost against FLOPs.
+
+    Args:
+        model: The fitted model.
+        path: The file to write: .png, .svg or .pdf.
+        confidence: Of the bounds that are drawn.
+
+    Returns:
+        The path.
+
+    Raises:
+        ProfileError: The file cannot be written, or its format is unknown.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     if model.fitted is None or model.fitted.empty:
-        raise ProfileError("this cost model keeps no measured configurations to draw; fit it again")
+        raise ProfileError("The cost model has no measured configurations to draw. Fit it again.")
     figure = Figure(figsize=(12.5, 9.5), layout="constrained")
     FigureCanvasAgg(figure)
     ((a, b), (c, d)) = figure.subplots(2, 2)
@@ -40,16 +53,13 @@ def plot(model: CostModel, path: str | Path, confidence: float = 0.9) -> Path:
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
-        raise ProfileError(f"cannot draw to {path}: {error}; use a name that ends in .png, .svg or .pdf") from error
+        raise ProfileError(f"Cannot draw to {path}: {error}. Use a name that ends in .png, .svg or .pdf.") from error
     return path
 
 
 def _unit(model: CostModel) -> tuple[str, float]:
     """A readable unit for the axis and what to divide by."""
-    dimension = next((row[2] for row in QUANTITIES.values() if row[1] == model.provenance.unit), None)
-    if dimension is None:
-        return model.provenance.unit, 1.0
-    symbols = {"time": ("us", "ms", "s"), "energy": ("uJ", "mJ", "J")}[dimension]
+    symbols = [prefix + QUANTITIES[model.provenance.quantity].unit for prefix in ("u", "m", "")]
     chosen = symbols[0]
     for symbol in symbols:
         if model.dense >= UNITS[symbol].factor:
@@ -72,7 +82,7 @@ def _predicted_against_measured(axes: Axes, model: CostModel, confidence: float)
         color=_BLUE,
         alpha=0.15,
         lw=0,
-        label=f"{100 * confidence:g} % bounds ({model.calibration.method})",
+        label=f"{100 * confidence:g}% bounds ({model.calibration.method})",
     )
     ends = [0.97 * min(predicted.min(), measured.min()), 1.03 * max(predicted.max(), measured.max())]
     axes.plot(ends, ends, color="black", lw=0.8)
@@ -82,7 +92,7 @@ def _predicted_against_measured(axes: Axes, model: CostModel, confidence: float)
             error = np.abs(predicted[rows] / measured[rows] - 1).mean()
             axes.scatter(
                 predicted[rows], measured[rows], s=20, color=colour, edgecolor="white", lw=0.4, zorder=3,
-                label=f"{label}: {rows.sum()}, mean error {100 * error:.1f} %",
+                label=f"{label}: {rows.sum()}, mean error {100 * error:.1f}%",
             )  # fmt: skip
     axes.set(xlabel=f"predicted [{unit}]", ylabel=f"measured [{unit}]", title="Predicted against measured")
     axes.legend(loc="upper left", fontsize=9, frameon=False)
@@ -106,7 +116,7 @@ def _candidates(axes: Axes, model: CostModel) -> None:
         axes.legend(loc="lower right", fontsize=9, frameon=False)
     axes.set_yticks(place, [f"{name}" + (" (chosen)" if name == model.name else "") for name in report.index])
     axes.set(xlabel="mean absolute error, cross-validated [%]", title="Candidates")
-    # One hopeless candidate must not flatten the others.
+    # A candidate with a very large error would hide the differences between the others.
     axes.set_xlim(
         0, min(1.15 * 100 * float((report["mape"] + report["se"]).max()), 12 * 100 * float(report["mape"].min()))
     )
@@ -124,14 +134,8 @@ def _shares(axes: Axes, model: CostModel, most: int = 20) -> None:
 
 def _flops_against_cost(axes: Axes, model: CostModel, named: int = 6) -> None:
     if model.flops_shares is None:
-        axes.text(
-            0.5,
-            0.5,
-            "no channel groups given:\nFLOPs are not known",
-            ha="center",
-            va="center",
-            transform=axes.transAxes,
-        )
+        text = "no channel groups given:\nFLOPs are not known"
+        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     cost = 100 * model.shares()
@@ -157,7 +161,7 @@ def _flops_against_cost(axes: Axes, model: CostModel, named: int = 6) -> None:
         ylim=ends,
         xlabel="share of FLOPs [%]",
         ylabel=f"share of {model.provenance.quantity} [%]",
-        title=f"FLOPs put {misplaced:.0f} % of the {model.provenance.quantity} in the wrong group",
+        title=f"FLOPs put {misplaced:.0f}% of the {model.provenance.quantity} in the wrong group",
     )
 
 

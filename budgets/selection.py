@@ -14,7 +14,7 @@ from sklearn.model_selection import RepeatedKFold
 
 from budgets.blocks import Blocks
 from budgets.conformal import fit_rows
-from budgets.features import FeatureMap, Groups, physics_features
+from budgets.features import FeatureMap
 from budgets.regression import (
     BilinearRidge,
     CostRegressor,
@@ -24,9 +24,10 @@ from budgets.regression import (
     PhysicsNNLS,
     TopologyQuadratic,
 )
+from budgets.work_classes import Groups, physics_features
 from dsa_hw.errors import ProfileError
 
-__all__ = ["DEFAULT", "Comparison", "candidates", "compare"]
+__all__ = ["DEFAULT", "CandidateComparison", "candidates", "compare_candidates"]
 
 Array = NDArray[np.float64]
 
@@ -65,7 +66,7 @@ def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> di
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class CandidateComparison:
     """Cross-validated errors: ``table`` with a row for each candidate, ``chosen`` the winner, ``why`` in words.
 
     For each candidate and configuration (n,): ``residuals``, signed, and ``errors``, absolute, both relative.
@@ -82,17 +83,16 @@ class Comparison:
         return _choose({name: np.delete(error, rows) for name, error in self.errors.items()})[0]
 
 
-def compare(
+def compare_candidates(
     contenders: Mapping[str, CostRegressor],
     alpha: Array,
     y: Array,
     *,
     anchor: tuple[Array, Array] | None = None,
-    operation_seconds: pd.DataFrame | None = None,
     folds: int = 5,
     repeats: int = 2,
     seed: int = 0,
-) -> Comparison:
+) -> CandidateComparison:
     """Repeated k-fold cross-validation of ``contenders`` on alpha (n, K), y (n,); ``anchor`` rows are in every fit.
 
     Rule of choice: the first contender stays unless another has a lower mean absolute percentage error by more than one
@@ -101,7 +101,7 @@ def compare(
     noisy numbers is otherwise often the luckiest.
     """
     if not contenders:
-        raise ProfileError("no candidates to compare; leave candidates= out to compare all")
+        raise ProfileError("No candidates to compare. Leave candidates= out to compare all.")
     splits = list(RepeatedKFold(n_splits=min(folds, len(y)), n_repeats=repeats, random_state=seed).split(alpha))
     errors: dict[str, Array] = {}
     residuals: dict[str, Array] = {}
@@ -110,7 +110,7 @@ def compare(
         started = time.perf_counter()
         summed, signed = np.zeros(len(y)), np.zeros(len(y))
         for kept, left in splits:
-            model = fit_rows(estimator, alpha, y, kept, anchor, operation_seconds)
+            model = fit_rows(estimator, alpha, y, kept, anchor)
             relative = model.predict(alpha[left]) / y[left] - 1
             summed[left] += np.abs(relative)
             signed[left] += relative
@@ -130,7 +130,7 @@ def compare(
     table = pd.DataFrame(rows).set_index("candidate")
     chosen, why = _choose(errors)
     table["chosen"] = table.index == chosen
-    return Comparison(table, chosen, why, residuals, errors)
+    return CandidateComparison(table, chosen, why, residuals, errors)
 
 
 def _choose(errors: Mapping[str, Array]) -> tuple[str, str]:

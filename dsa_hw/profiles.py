@@ -1,27 +1,46 @@
-"""The profile: measured configurations of one network on one target, all that passes from profilers to budgets."""
+"""The profile: measured configurations of one network on one target, passed from profilers to budgets."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
-__all__ = ["COLUMNS", "Profile"]
+from dsa_hw.errors import ProfileError
 
-COLUMNS: dict[str, tuple[str, str]] = {"latency": ("seconds", "s"), "energy": ("joules", "J")}
-"""Quantity -> the column of the table that holds its values, and their unit."""
+__all__ = ["QUANTITIES", "MeasuredQuantity", "Profile"]
+
+
+class MeasuredQuantity(NamedTuple):
+    """How a measured quantity is stored: the column of its values, their unit and its ``dsa_hw.units`` dimension."""
+
+    column: str
+    unit: str
+    dimension: str
+
+
+QUANTITIES: Final[dict[str, MeasuredQuantity]] = {
+    "latency": MeasuredQuantity("seconds", "s", "time"),
+    "energy": MeasuredQuantity("joules", "J", "energy"),
+}
+"""The quantities that can be profiled, by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
     """Measured configurations of one network on one target.
 
+    >>> table = pd.DataFrame({"stem": [16, 8], "seconds": [0.004, 0.003], "split": ["dense", "train"]})
+    >>> profile = Profile(table, names=("stem",), sizes=(16,), target="onnxruntime/cpu fp32 x1")
+    >>> len(profile), profile.column, profile.unit
+    (2, 'seconds', 's')
+
     Attributes:
-        table: A row per configuration: a width per channel group (columns ``names``), the value (column
-            ``column``) with its 95% interval ``low`` and ``high``, ``split`` ("dense", "train" or "holdout") and
-            ``runs``.
+        table: A row per configuration: a width per channel group (columns ``names``), the value (column ``column``)
+            with its 95% interval ``low`` and ``high``, ``split`` ("dense", "train" or "holdout") and ``runs``.
         names: The channel groups.
         sizes: The dense width of each group.
         target: Title of the target: runtime, device, precision, batch size.
@@ -32,7 +51,7 @@ class Profile:
         environment: Versions, device and settings of the measurement.
         grid: Group -> step of the widths that the target runs efficiently.
         grid_evidence: The measurements behind the grid.
-        statistic: What a value is of its runs: "quiet", "median", "p90", ...
+        statistic: What a value is of its runs: "quiet", "median", "p90", ...; None where it is not known.
         noise: Median relative spread of the runs.
         rejected: Share of the runs that were rejected.
         untrusted: Number of configurations that were left out.
@@ -40,6 +59,9 @@ class Profile:
         breakdown: Stage -> seconds spent in it.
         prepared: How the networks were made.
         agreement: Largest difference between a narrowed and a shrunk network's outputs; None where not compared.
+
+    Raises:
+        ProfileError: The quantity is unknown, or names and sizes differ in number.
     """
 
     table: pd.DataFrame
@@ -53,7 +75,7 @@ class Profile:
     environment: Mapping[str, Any] = field(default_factory=dict)
     grid: Mapping[str, int] = field(default_factory=dict)
     grid_evidence: tuple[Mapping[str, Any], ...] = ()
-    statistic: str = "quiet"
+    statistic: str | None = None
     noise: float = float("nan")
     rejected: float = 0.0
     untrusted: int = 0
@@ -62,15 +84,35 @@ class Profile:
     prepared: str = ""
     agreement: float | None = None
 
+    def __post_init__(self) -> None:
+        """Turn lists (of JSON, of arrays) into tuples, and check."""
+        for name in ("names", "inputs", "grid_evidence"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        if self.quantity not in QUANTITIES:
+            raise ProfileError(f"Unknown quantity {self.quantity!r}. Available quantities: {', '.join(QUANTITIES)}.")
+        if len(self.names) != len(self.sizes):
+            raise ProfileError(f"A profile needs a size per channel group; got {len(self.sizes)} for {self.names}.")
+
     @property
     def column(self) -> str:
         """The column of ``table`` that holds the measured values."""
-        return COLUMNS[self.quantity][0]
+        return QUANTITIES[self.quantity].column
 
     @property
     def unit(self) -> str:
         """The unit of the measured values."""
-        return COLUMNS[self.quantity][1]
+        return QUANTITIES[self.quantity].unit
+
+    def metadata(self) -> dict[str, Any]:
+        """Return everything but the table, as plain data for JSON; `from_metadata` reads it back."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "table"}
+
+    @classmethod
+    def from_metadata(cls, table: pd.DataFrame, metadata: Mapping[str, Any]) -> Profile:
+        """Make a profile of a table and what `metadata` returned; fields of other versions are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)} - {"table"}
+        return cls(table, **{name: value for name, value in metadata.items() if name in known})
 
     def __len__(self) -> int:
         return len(self.table)

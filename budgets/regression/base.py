@@ -44,10 +44,19 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     #: True where F cannot fall when a keep ratio grows.
     monotone: ClassVar[bool] = False
 
-    features: FeatureMap | None
-    sizes: ArrayLike | None
-    blocks: Blocks | None
-    outside: str
+    def __init__(
+        self,
+        features: FeatureMap | None = None,
+        *,
+        sizes: ArrayLike | None = None,
+        blocks: Blocks | None = None,
+        outside: str = "extrapolate",
+    ) -> None:
+        """Store the parameters; `fit` checks them."""
+        self.features = features
+        self.sizes = sizes
+        self.blocks = blocks
+        self.outside = outside
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
         """Fit to X (n, K) keep ratios (or widths, see ``sizes``) and y (n,) positive costs."""

@@ -58,16 +58,13 @@ class _Boosting(CostRegressor):
         outside: str = "extrapolate",
     ) -> None:
         """Store the parameters (see the class and ``CostRegressor``)."""
-        self.features = features
+        super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
         self.base = base
         self.trees = trees
         self.learning_rate = learning_rate
         self.max_depth = max_depth
         self.min_samples_leaf = min_samples_leaf
         self.smoothing = smoothing
-        self.sizes = sizes
-        self.blocks = blocks
-        self.outside = outside
 
     def _fit(self, alpha: Array, y: Array) -> None:
         for name in ("trees", "learning_rate", "max_depth", "min_samples_leaf", "smoothing"):

@@ -52,11 +52,8 @@ class GPResidual(CostRegressor):
         outside: str = "extrapolate",
     ) -> None:
         """Store the parameters (see the class and ``CostRegressor``)."""
-        self.features = features
+        super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
         self.base = base
-        self.sizes = sizes
-        self.blocks = blocks
-        self.outside = outside
 
     def _fit(self, alpha: Array, y: Array) -> None:
         base = PhysicsNNLS(self.features) if self.base is None else clone(self.base)

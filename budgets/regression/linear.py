@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
-from budgets.blocks import Blocks
 from budgets.features import FeatureMap
 from budgets.quadratic import Quadratic
 from budgets.regression.base import Array, CostRegressor
 from dsa_hw.errors import ProfileError
 
-__all__ = ["BilinearRidge", "PerOperationAdditive", "PhysicsNNLS", "TopologyQuadratic"]
+__all__ = ["BilinearRidge", "LinearRegressor", "PerOperationAdditive", "PhysicsNNLS", "TopologyQuadratic"]
 
 # Ratio of the noise's variance to the prior's variance. Times scatter by some percent and coefficients by some tens of
 # percent about their prior, so the useful range is around 1e-4 .. 1; leave-one-out chooses.
 _PENALTIES: Final = tuple(10.0**k for k in np.arange(-5.0, 2.1, 0.5))
 
 
-class _Linear(CostRegressor):
+class LinearRegressor(CostRegressor):
     """F = coef @ phi(alpha): the fit finds ``coef_``, the rest follows."""
 
     _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_")
@@ -61,7 +58,7 @@ class _Linear(CostRegressor):
         return dict(zip(self.features_.names, self.coef_.tolist(), strict=True))
 
 
-class PhysicsNNLS(_Linear):
+class PhysicsNNLS(LinearRegressor):
     """Non-negative least squares on physics features: the default.
 
         min_w  sum_i (phi(alpha_i)' w / y_i - 1)^2      subject to w >= 0
@@ -72,25 +69,11 @@ class PhysicsNNLS(_Linear):
 
     monotone: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        features: FeatureMap | None = None,
-        *,
-        sizes: ArrayLike | None = None,
-        blocks: Blocks | None = None,
-        outside: str = "extrapolate",
-    ) -> None:
-        """Store the parameters (see the class and ``CostRegressor``)."""
-        self.features = features
-        self.sizes = sizes
-        self.blocks = blocks
-        self.outside = outside
-
     def _solve(self, design: Array) -> Array:
         return _nnls(design, np.ones(len(design)))
 
 
-class PerOperationAdditive(_Linear):
+class PerOperationAdditive(LinearRegressor):
     """Every operation at its own speed: a sum over operations, each shrunk to the speed of its class.
 
     With features of granularity ``"operations"``, let ``w0`` be the coefficients if all operations of a class ran at
@@ -99,9 +82,7 @@ class PerOperationAdditive(_Linear):
         min_u  sum_i (sum_j phi_j(alpha_i) w0_j u_j / y_i - 1)^2 + lambda sum_j (u_j - 1)^2,    u >= 0
 
     which is the posterior mode for "an operation's speed scatters about its class's by sd s, times scatter by sd e",
-    lambda = (e / s)^2; lambda is chosen by leave-one-out. Where the target reports per-operation times, pass them to
-    ``fit(X, y, operation_seconds=frame)``: ``w0`` of those operations is what they took, times one common factor (timed
-    one by one they do not add up to the whole). F is quadratic and monotone as in ``PhysicsNNLS``.
+    lambda = (e / s)^2; lambda is chosen by leave-one-out. F is quadratic and monotone as in ``PhysicsNNLS``.
     """
 
     monotone: ClassVar[bool] = True
@@ -109,70 +90,18 @@ class PerOperationAdditive(_Linear):
 
     penalty_: float
 
-    def __init__(
-        self,
-        features: FeatureMap | None = None,
-        *,
-        sizes: ArrayLike | None = None,
-        blocks: Blocks | None = None,
-        outside: str = "extrapolate",
-    ) -> None:
-        """Store the parameters (see the class and ``CostRegressor``)."""
-        self.features = features
-        self.sizes = sizes
-        self.blocks = blocks
-        self.outside = outside
-
-    def fit(
-        self,
-        X: ArrayLike,  # noqa: N803
-        y: ArrayLike,
-        operation_seconds: Mapping[str, ArrayLike] | None = None,
-    ) -> Self:
-        """Fit; ``operation_seconds`` maps operation names to (n,) times (a DataFrame does), NaN where not reported."""
-        self._operation_seconds = operation_seconds
-        try:
-            return super().fit(X, y)
-        finally:
-            del self._operation_seconds
-
     def _fit(self, alpha: Array, y: Array) -> None:
         self.features_ = self._map(alpha.shape[1])
-        phi = self.features_(alpha)
-        design = phi / y[:, None]
+        design = self.features_(alpha) / y[:, None]
         _, index, share = self.features_.aggregate()
-        if self._operation_seconds is not None:
-            # Operations whose own speed is known form one class, in which each has its measured cost as share.
-            for j, seconds in self._rates(self._operation_seconds, phi).items():
-                index[j], share[j] = -1, seconds
-            index = np.unique(index, return_inverse=True)[1]
         together = np.zeros((len(design), int(index.max()) + 1))
         np.add.at(together.T, index, (design * share).T)
         prior = _nnls(together, np.ones(len(design)))[index] * share
         self.coef_, self.penalty_ = _shrink(design, prior)
         self._restore()
 
-    def _rates(self, times: Mapping[str, ArrayLike], phi: Array) -> dict[int, float]:
-        """Cost of each timed operation in the dense network: the median of time / feature (robust to a bad run)."""
-        operations = {name.partition(": ")[2]: j for j, name in enumerate(self.features_.names) if ": " in name}
-        known = [name for name in times if name in operations]
-        if not known:
-            raise ProfileError(
-                f"operation_seconds names none of the {len(operations)} operations of features=; use "
-                "budgets.physics_features(groups, 'operations') and the names of groups.operations"
-            )
-        found = {}
-        for name in known:
-            seconds = np.asarray(times[name], np.float64)
-            if seconds.shape != (len(phi),):
-                raise ProfileError(f"operation_seconds[{name!r}] has shape {seconds.shape}, X has {len(phi)} rows")
-            rate = seconds / phi[:, operations[name]]
-            if np.isfinite(rate).any():
-                found[operations[name]] = max(float(np.nanmedian(rate)), 0.0)
-        return found
 
-
-class TopologyQuadratic(_Linear):
+class TopologyQuadratic(LinearRegressor):
     """The paper's F = alpha' A alpha + B' alpha + c with A[i, j] free where groups i and j meet in an operation.
 
     Ridge on the monomials (all 1 at alpha = 1, the constant is not penalised), lambda by leave-one-out. The signs are
@@ -182,20 +111,6 @@ class TopologyQuadratic(_Linear):
     _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_", "penalty_")
 
     penalty_: float
-
-    def __init__(
-        self,
-        features: FeatureMap | None = None,
-        *,
-        sizes: ArrayLike | None = None,
-        blocks: Blocks | None = None,
-        outside: str = "extrapolate",
-    ) -> None:
-        """Store the parameters (see the class and ``CostRegressor``)."""
-        self.features = features
-        self.sizes = sizes
-        self.blocks = blocks
-        self.outside = outside
 
     def _map(self, size: int) -> FeatureMap:
         if self.features is None:

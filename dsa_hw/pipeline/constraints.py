@@ -21,6 +21,7 @@ from dsa_hw.errors import BudgetError, ProfileError
 from dsa_hw.methods.costs import Cost, CostSet, infeasible_budget
 from dsa_hw.methods.rounding import narrowest
 from dsa_hw.pipeline.meters import Gauge, gauge_for, rules_for
+from dsa_hw.profiles import Profile
 
 if TYPE_CHECKING:
     from budgets import Budget, CostModel
@@ -122,21 +123,27 @@ def learn(
             )
         _same_target(source.provenance.target, target)
         return source
-    if isinstance(source, pd.DataFrame):
+    table: Profile | pd.DataFrame
+    if isinstance(source, (Profile, pd.DataFrame)):
         table = source
     elif source is not None and Path(source).suffix == ".json":
-        return budgets.load(source, groups, target=target.title, environment=target.describe(), force=work.force)
+        return budgets.load_cost_model(
+            source, groups, target=target.title, environment=target.describe(), force=work.force
+        )
     elif source is not None:
         table = _stored(Path(source), groups, target, rules, quantity)
     else:
         table = _profile(work, target, rules, quantity, counter)
+    if isinstance(table, Profile):
+        _same_target(table.target, target)
+        return budgets.fit(table, groups)
     _same_target(str(table.attrs.get("target", target.title)), target)
     return budgets.fit(table, groups, target=None if "target" in table.attrs else target.title)
 
 
 def _profile(work: Work, target: Target, rules: Protocol, quantity: str, counter: Any) -> pd.DataFrame:
     import profilers
-    from budgets.profile_table import MINIMUM
+    from budgets.profile_rows import MINIMUM
 
     # The dense network and a repetition are not among the ones to train on.
     if work.samples < MINIMUM + 2:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsa_hw.channels.counts import Count, Operation, Term
+from dsa_hw.profiles import Profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +125,8 @@ def make_profile(
     seed: int = 0,
     spread: float = 0.0,
     low: float = 0.2,
-) -> pd.DataFrame:
-    """A profile table as ``profilers.load`` returns it, with log-normal noise of relative sd ``noise``."""
+) -> Profile:
+    """A profile with log-normal noise of relative sd ``noise``."""
     rng = np.random.default_rng(seed)
     n = train + holdout
     widths = np.maximum(1, np.round(rng.uniform(low, 1, (n, len(groups))) * groups.sizes)).astype(int)
@@ -135,17 +136,14 @@ def make_profile(
     frame["seconds"] = cost
     frame["low"], frame["high"], frame["runs"] = 0.99 * cost, 1.01 * cost, 100
     frame["split"] = ["train"] * train + ["holdout"] * holdout + ["dense"]
-    frame.attrs = {
-        "target": "synthetic/cpu",
-        "fingerprint": groups.fingerprint,
-        "sizes": groups.sizes.tolist(),
-        "names": list(groups.names),
-        "environment": {"runtime": "synthetic 1.0"},
-        "grid": {},
-        "quantity": "latency",
-        "unit": "s",
-    }
-    return frame
+    return Profile(
+        frame,
+        names=groups.names,
+        sizes=tuple(groups.sizes.tolist()),
+        target="synthetic/cpu",
+        fingerprint=groups.fingerprint,
+        environment={"runtime": "synthetic 1.0"},
+    )
 
 
 @pytest.fixture
@@ -155,8 +153,8 @@ def network() -> Callable[..., FakeGroups]:
 
 
 @pytest.fixture
-def profile() -> Callable[..., pd.DataFrame]:
-    """Factory of profile tables."""
+def profile() -> Callable[..., Profile]:
+    """Factory of profiles."""
     return make_profile
 
 

@@ -1,4 +1,4 @@
-"""Budgets on a real network: analytic budgets give their cost, physics features agree with counted FLOPs."""
+"""Budgets: classes, costs of counted budgets, and reading them from untrusted files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +21,6 @@ from budgets import (
     MeasuredBudget,
     MemoryBudget,
     ParamsBudget,
-    physics_features,
 )
 from budgets.budget import BUDGETS
 from dsa_hw.channels import ChannelGroups, find_groups
@@ -48,15 +46,7 @@ def groups() -> ChannelGroups:
     return find_groups(Net().eval(), (torch.zeros(1, 3, 32, 32),))
 
 
-def test_features_agree_with_counted_flops(groups: ChannelGroups) -> None:
-    phi = physics_features(groups)
-    assert {"spatial work", "pointwise work", "depthwise work", "matrix work", "transcendental bytes"} <= set(phi.names)
-    alpha = np.random.default_rng(0).uniform(0.1, 1, (10, len(groups)))
-    work = [j for j, name in enumerate(phi.names) if name.endswith("work")]
-    np.testing.assert_allclose(phi(alpha)[:, work] @ phi.dense[work], budgets.flops(groups)(alpha), rtol=1e-12)
-
-
-def test_analytic_budgets_know_their_cost(groups: ChannelGroups) -> None:
+def test_counted_budgets_return_the_counted_cost(groups: ChannelGroups) -> None:
     for budget, dense in (
         (FlopsBudget("50%"), budgets.flops(groups).dense),
         (ParamsBudget("50%"), budgets.params(groups).dense),

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from budgets.conformal import Calibration, calibrate
-from budgets.features import physics_features
 from budgets.regression import PhysicsNNLS
-from budgets.selection import Comparison, compare
+from budgets.selection import CandidateComparison, compare_candidates
+from budgets.work_classes import physics_features
 from dsa_hw.errors import ProfileError
 
 
@@ -92,7 +92,7 @@ class _Wavy(PhysicsNNLS):
         return super()._predict(alpha) * (1 + 0.06 * np.sin(alpha @ direction))
 
 
-def _chooser(found: Comparison, contenders: dict[str, PhysicsNNLS]) -> Callable[[Any], PhysicsNNLS]:
+def _chooser(found: CandidateComparison, contenders: dict[str, PhysicsNNLS]) -> Callable[[Any], PhysicsNNLS]:
     return lambda rows: contenders[found.without(rows)]
 
 
@@ -103,7 +103,7 @@ def test_bound_pays_for_the_choice_among_candidates() -> None:
         rng = np.random.default_rng(seed)
         alpha = rng.uniform(0.2, 1, (220, 4))
         y = alpha.sum(1) * np.exp(0.03 * rng.normal(size=220))
-        found = compare(contenders, alpha[:20], y[:20], repeats=1, seed=seed)
+        found = compare_candidates(contenders, alpha[:20], y[:20], repeats=1, seed=seed)
         for choose, covered in ((None, naive), (_chooser(found, contenders), honest)):
             bound = calibrate(contenders[found.chosen], alpha[:20], y[:20], choose=choose)
             covered.append((y[20:] <= bound.upper(alpha[20:], 0.9)[0]).mean())
@@ -118,7 +118,9 @@ def test_left_out_configurations_have_no_say_in_the_choice() -> None:
     contenders = {"first": PhysicsNNLS(), "other": _Wavy(ripple=3)}
     # Configurations 0 to 5 speak for "other", 6 to 11 against; it takes all six to elect it.
     first, gain = np.full(12, 0.05), np.where(np.arange(12) < 6, 0.01, -0.004)
-    chosen = Comparison(compare(contenders, alpha, y).table, "other", "", {}, {"first": first, "other": first - gain})
+    chosen = CandidateComparison(
+        compare_candidates(contenders, alpha, y).table, "other", "", {}, {"first": first, "other": first - gain}
+    )
     assert chosen.without(np.array([], np.intp)) == "other"
     rows = [chosen.without(np.array([i])) for i in range(12)]
     assert rows == ["first"] * 6 + ["other"] * 6

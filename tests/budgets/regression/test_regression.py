@@ -19,7 +19,6 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from budgets.blocks import Blocks
-from budgets.features import physics_features
 from budgets.regression import (
     BilinearRidge,
     CostRegressor,
@@ -31,6 +30,7 @@ from budgets.regression import (
     TopologyQuadratic,
 )
 from budgets.selection import candidates
+from budgets.work_classes import physics_features
 from dsa_hw.errors import ProfileError
 
 ESTIMATORS = [
@@ -219,30 +219,6 @@ def test_per_operation_beats_classes_where_operations_differ(
         for name in ("physics", "per operation")
     }
     assert error["per operation"] < 0.5 * error["physics"]
-
-
-def test_per_operation_times_are_used_where_given(network: Callable[..., Any]) -> None:
-    groups = network(size=6, operations=24, seed=9)
-    phi = physics_features(groups, "operations")
-    without, informed = [], []
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        alpha, unseen = rng.uniform(0.2, 1, (8, 6)), rng.uniform(0.2, 1, (200, 6))
-        # Every operation at a speed of its own, and little else: the case that per-operation times are for.
-        weights = np.where([": " in name for name in phi.names], rng.uniform(0, 1, len(phi)) ** 3, 0.02)
-        truth = phi.combine(weights)
-        times = {
-            name.partition(": ")[2]: phi(alpha)[:, j] * weights[j] for j, name in enumerate(phi.names) if ": " in name
-        }
-        noisy = truth(alpha) * np.exp(0.02 * rng.normal(size=8))
-        for errors, extra in ((without, None), (informed, times)):
-            model = PerOperationAdditive(phi).fit(alpha, noisy, operation_seconds=extra)
-            errors.append(float(np.abs(model.predict(unseen) / truth(unseen) - 1).mean()))
-    assert np.mean(informed) < 0.5 * np.mean(without)
-    with pytest.raises(ProfileError, match="none of the"):
-        PerOperationAdditive(phi).fit(alpha, noisy, operation_seconds={"nobody": np.ones(8)})
-    with pytest.raises(ProfileError, match="8 rows"):
-        PerOperationAdditive(phi).fit(alpha, noisy, operation_seconds={next(iter(times)): np.ones(3)})
 
 
 def test_gp_learns_what_physics_cannot(network: Callable[..., Any], cost: Callable[..., Any]) -> None:

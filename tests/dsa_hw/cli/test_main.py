@@ -51,7 +51,7 @@ def test_profile_then_fit_then_load(store: pathlib.Path, capsys: pytest.CaptureF
     assert picture.read_bytes().startswith(b"\x89PNG")
     model, inputs = network()
     groups = find_groups(model, inputs)
-    latency = budgets.load(store.with_suffix(".json"), groups)
+    latency = budgets.load_cost_model(store.with_suffix(".json"), groups)
     dense = latency.value(torch.ones(len(groups), dtype=torch.float64))
     assert 0 < LatencyBudget("50%").limit(float(dense)) < float(dense)
 

@@ -169,7 +169,7 @@ def test_other_data_of_the_same_name_in_the_same_folder_are_refused(
 
 
 def test_energy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match="does not measure energy"):
+    with pytest.raises(BudgetError, match="got energy"):
         compare(
             net(), digits(), [budgets.EnergyBudget("50%")], target="formula/cpu", methods=("uniform",), out=tmp_path
         )
