@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dsa_hw.errors import ProfileError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["QUANTITIES", "MeasuredQuantity", "Profile"]
 
@@ -33,6 +34,7 @@ QUANTITIES: Final[dict[str, MeasuredQuantity]] = {
 class Profile:
     """Measured configurations of one network on one target.
 
+    >>> import pandas as pd
     >>> table = pd.DataFrame({"stem": [16, 8], "seconds": [0.004, 0.003], "split": ["dense", "train"]})
     >>> profile = Profile(table, names=("stem",), sizes=(16,), target="onnxruntime/cpu fp32 x1")
     >>> len(profile), profile.column, profile.unit

@@ -33,8 +33,6 @@ or was not, 4 the measurement cannot be trusted.
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    from budgets.cli import add_force_option
-
     parser = subparsers.add_parser(
         "allocate",
         help="prune a network to a budget, measured and certified",
@@ -59,7 +57,11 @@ def add(subparsers: Any) -> None:
     option("--epochs", type=float, help="how long the method may train (its own choice)")
     option("--finetune", type=float, default=0.0, metavar="EPOCHS", help="train the small network afterwards (0)")
     option("--profile", type=Path, help="store, or fitted model (.json), to use instead of profiling")
-    add_force_option(parser)
+    option(
+        "--force",
+        action="store_true",
+        help="use a fitted model of another network, target or runtime version; the difference becomes a note in it",
+    )
     option("--samples", type=int, default=40, help="configurations to profile (%(default)s)")
     option("--grid", default="auto", help="widths to use: auto finds what the target likes, N: multiples (%(default)s)")
     option("--time-limit", type=float, default=600.0, metavar="SECONDS", help="for the profile (%(default)s)")

@@ -47,7 +47,7 @@ def test_profile_then_fit_then_load(store: pathlib.Path, capsys: pytest.CaptureF
     picture = store.with_name("fit.png")
     assert main(["fit", str(store), "--model", NAME, "--plot", str(picture)]) == 0
     out = capsys.readouterr().out
-    assert "physics" in out
+    assert all(name in out for name in ("physics", "upper bound at 90%", "dense network measured", "saved: "))
     assert picture.read_bytes().startswith(b"\x89PNG")
     model, inputs = network()
     groups = find_groups(model, inputs)
