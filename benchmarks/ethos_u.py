@@ -29,7 +29,7 @@ from dsa_hw.methods.problem import Problem, realise
 from dsa_hw.methods.registry import solve
 from dsa_hw.zoo.models import load_model
 from profilers import profile
-from profilers.networks.builder import Maker
+from profilers.networks.builder import ConfigurationBuilder
 from profilers.targets import resolve
 
 RESULTS = Path(__file__).parent / "results" / "ethos_u.json"
@@ -63,14 +63,14 @@ def main() -> None:
     latency = budgets.fit(table, groups)
     flops, params = FlopsBudget("50%").cost(groups), ParamsBudget("50%").cost(groups)
     target = resolve(args.device)
-    maker = Maker(model, groups, inputs, target)
+    builder = ConfigurationBuilder(model, groups, inputs, target)
     grid = np.asarray([table.attrs["grid"][name] for name in groups.names])
     one = np.ones(len(groups))
     held = table[table["split"] == "holdout"]
     errors = (latency.predict(held) / held["seconds"] - 1).abs()
 
     def seconds(widths: Any) -> float:
-        return float(maker.load(widths).run(1)[0])
+        return float(builder.load(widths).run(1)[0])
 
     def divide(cost: Any, limit: float) -> Any:
         problem = Problem(model, groups, CostSet([cost], groups.sizes, [limit]), inputs, grid=grid)
@@ -113,7 +113,7 @@ def main() -> None:
         note("latency", share, within(latency, dense, share))
         bar.update()
     bar.close()
-    found = target.estimate(maker.artefact(maker.kept(groups.sizes)), inputs)
+    found = target.estimate(builder.artefact(builder.kept(groups.sizes)), inputs)
     flash = sum(o["cycles"] for o in found["operations"] if _memory_bound(o)) / found["cycles"]
     about = {
         "target": table.attrs["target"],

@@ -25,7 +25,7 @@ import torch
 import profilers
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.zoo import models
-from profilers.networks.builder import Maker
+from profilers.networks.builder import ConfigurationBuilder
 from profilers.networks.onnx_export import export, generic
 from profilers.profiling.design import Space, spread
 from profilers.profiling.grid import fixed_grid
@@ -41,21 +41,21 @@ def preparing(name: str, side: int, repeats: int) -> dict[str, Any]:
     groups = find_groups(model, inputs)
     target = resolve("onnxruntime/cpu")
     begin = time.perf_counter()
-    maker = Maker(model, groups, inputs, target)
+    builder = ConfigurationBuilder(model, groups, inputs, target)
     once = time.perf_counter() - begin
     rows = spread(Space.of(groups.names, groups.sizes, fixed_grid(groups, 8)), repeats, 0)
     ours, naive = [], []
     for row in rows:
         begin = time.perf_counter()
-        maker.load(row.tolist()).once()
+        builder.load(row.tolist()).once()
         ours.append(time.perf_counter() - begin)
         begin = time.perf_counter()
-        small = shrink(model, groups, maker.kept(row.tolist()))
+        small = shrink(model, groups, builder.kept(row.tolist()))
         target.load(export(small, inputs).SerializeToString(), inputs).once()
         naive.append(time.perf_counter() - begin)
     return {
         "network": name,
-        "prepared": maker.how,
+        "prepared": builder.how,
         "export once, s": once,
         "narrowed, s": float(np.median(ours)),
         "naive, s": float(np.median(naive)),

@@ -34,7 +34,7 @@ from torch import nn
 
 import budgets
 import profilers
-import profilers.measuring.environment
+import profilers.machine
 from dsa_hw.channels import ChannelGroups, find_groups, select_channels, shrink
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.costs import CostSet
@@ -179,7 +179,7 @@ def case(
         "missing": missing,
         "seconds": {"allocate": allocated, "all": time.perf_counter() - started},
         "allow": args.allow,
-        "load": profilers.measuring.environment.load(),
+        "load": profilers.machine.load_average(),
         "date": time.strftime("%Y-%m-%d"),
     }
     return row, None if args.fresh else result.proposal

@@ -30,7 +30,7 @@ from dsa_hw.channels import find_groups
 from dsa_hw.zoo import models
 from profilers.measuring.bench import Bench
 from profilers.measuring.measurement import Measurement, Protocol
-from profilers.networks.builder import Maker
+from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling.design import Space, corners, spread
 from profilers.profiling.grid import fixed_grid
 from profilers.targets import Loaded, resolve
@@ -77,16 +77,16 @@ def timer(loaded: Loaded, seconds: float) -> float:
 
 
 def one_condition(
-    maker: Maker, rows: list[list[int]], period: float | None, seed: int, options: argparse.Namespace
+    builder: ConfigurationBuilder, rows: list[list[int]], period: float | None, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure all configurations with fresh sessions; every estimator on the same runs."""
     with neighbour(period):
-        bench = Bench(maker.target, protocol=Protocol(), seed=seed)
-        networks = {str(i): maker.load(row) for i, row in enumerate(rows)}
+        bench = Bench(builder.target, protocol=Protocol(), seed=seed)
+        networks = {str(i): builder.load(row) for i, row in enumerate(rows)}
         begin = time.perf_counter()
         found: dict[str, Measurement] = bench.measure(networks, limit=options.limit)
         spent = time.perf_counter() - begin
-        with maker.target.active():
+        with builder.target.active():
             timed = [timer(networks[name], options.timer) for name in networks]
     theirs = [torch_benchmark(m.samples.seconds.tolist()) for m in found.values()]
     return {
@@ -161,11 +161,11 @@ def main() -> int:
     groups = find_groups(model, inputs)
     space = Space.of(groups.names, groups.sizes, fixed_grid(groups, 8))
     rows = np.vstack([corners(space), spread(space, options.configurations, 0)])[: options.configurations].tolist()
-    maker = Maker(model, groups, inputs, resolve(options.target, threads=options.threads))
+    builder = ConfigurationBuilder(model, groups, inputs, resolve(options.target, threads=options.threads))
     plan: list[tuple[str, float | None]] = [("quiet", None), ("quiet again", None)]
     plan += [(f"neighbour, {1e3 * period:g} ms period", period) for period in options.periods]
-    conditions = {name: one_condition(maker, rows, period, seed, options) for seed, (name, period) in enumerate(plan)}
-    sys.stdout.write(f"{options.model} on {maker.target.title}, {len(rows)} configurations\n\n{table(conditions)}\n")
+    conditions = {name: one_condition(builder, rows, period, seed, options) for seed, (name, period) in enumerate(plan)}
+    sys.stdout.write(f"{options.model} on {builder.target.title}, {len(rows)} configurations\n\n{table(conditions)}\n")
     for name, condition in conditions.items():
         for doubt in sorted({d for d in condition["doubts"] if d}):
             sys.stdout.write(f"refused ({name}): {doubt}\n")

@@ -49,7 +49,7 @@ class OnFleet(Target):
         super().__init__(resource.partition("/")[2], precision=fleet.precision, threads=fleet.threads)
         self.fleet, self.kind, self.resource = fleet, kind, resource
         self.estimated = kind.about["estimated"]
-        self.elsewhere = _Away(kind)
+        self.remote_device = _Away(kind)
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
         """Keep the file: a board loads it. Outputs are computed here, where ONNX Runtime is installed."""
@@ -58,10 +58,6 @@ class OnFleet(Target):
             here = resolve("onnxruntime/cpu", precision=self.precision)
             outputs = lambda: here.load(artefact, inputs).outputs()  # type: ignore[misc]  # noqa: E731
         return _Kept(_nothing, outputs=outputs, artefact=artefact, inputs=on_board.packed_inputs(inputs))
-
-    def bench(self, **options: Any) -> Bench:
-        """Measures on all boards of the kind."""
-        return FleetBench(self, **options)
 
     def known_grid(self) -> int | None:
         """What the boards say."""
@@ -108,7 +104,7 @@ class _Away:
     def scan(self, control: Loaded, seconds: float, least: int) -> NDArray[np.float64]:
         raise MeasurementError("a board of a fleet scans its control itself")
 
-    def busiest(self) -> str | None:
+    def busiest_process(self) -> str | None:
         """What disturbed a board last."""
         return self.disturbed
 
@@ -267,8 +263,8 @@ class FleetBench(Bench):
         )
 
     def _note(self, disturbed: str | None, board: Board) -> None:
-        if disturbed and isinstance(self.target.elsewhere, _Away):
-            self.target.elsewhere.disturbed = f"on {board.name} {disturbed}"
+        if disturbed and isinstance(self.target.remote_device, _Away):
+            self.target.remote_device.disturbed = f"on {board.name} {disturbed}"
 
     @staticmethod
     def _lost(future: Any, wave: _Wave, board: Board) -> None:
@@ -283,6 +279,9 @@ class FleetBench(Bench):
                 f"{wave.deaths} boards were lost while they measured the same {len(wave.names)} networks; see the log "
                 f"of {board}: the networks may need more memory than it has"
             )
+
+
+OnFleet.bench_class = FleetBench
 
 
 def _next(queue: deque[_Wave], board: Board, boards: int) -> _Wave | None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dsa_hw.errors import DsaError, ProfileError
-from profilers.measuring import environment as environments
+from profilers import machine
 from profilers.measuring.bench import Bench
 from profilers.measuring.measurement import Measurement, Protocol, Samples
 from profilers.measuring.reference import Reference, ReferenceFile
@@ -109,7 +109,7 @@ def wave(
         "samples": {name: packed(Samples.joined(parts)) for name, parts in new.items()},
         "hidden": {name: float(m.hidden) for name, m in measured.items()},
         "reference": bench.reference.seconds,
-        "busiest": environments.busiest() if any(not m.trusted for m in measured.values()) else None,
+        "busiest": machine.busiest_process() if any(not m.trusted for m in measured.values()) else None,
     }
 
 

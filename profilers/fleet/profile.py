@@ -24,7 +24,7 @@ from profilers.fleet.bench import OnFleet, SlowOnFleet
 from profilers.fleet.members import Fleet, Kind
 from profilers.fleet.on_worker import Memory
 from profilers.measuring.measurement import Protocol
-from profilers.networks.builder import Maker, as_inputs
+from profilers.networks.builder import ConfigurationBuilder, as_inputs
 from profilers.profiling.api import Event, _Job
 from profilers.storage.store import Store
 
@@ -90,7 +90,7 @@ def profile_fleet(
         kinds = found.meet(known, rules.tolerance / 2)
         targets = {kind: (SlowOnFleet if kind.about["slow_to_load"] else OnFleet)(found, kind) for kind in kinds}
         many.say(Event("exporting once"))
-        maker = Maker(model, found_groups, inputs, targets[kinds[0]])
+        builder = ConfigurationBuilder(model, found_groups, inputs, targets[kinds[0]])
 
         def job(kind: Kind) -> pd.DataFrame:
             with Store(place) as store:
@@ -110,7 +110,7 @@ def profile_fleet(
                     listener=many.of(str(kind)),
                     quantity="latency",
                     counter=None,
-                    maker=maker.towards(targets[kind]),
+                    builder=builder.for_target(targets[kind]),
                 ).run(samples, holdout, grid)
 
         tables = _side_by_side(job, kinds, found.stop)

@@ -22,7 +22,7 @@ from profilers.litert.client import Worker
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
-__all__ = ["TfliteFile", "TfliteTemplate", "arrays_of", "convert", "to_bytes"]
+__all__ = ["ConvertedNetwork", "TfliteFile", "arrays_of", "convert", "to_bytes"]
 
 
 class TfliteFile:
@@ -75,7 +75,7 @@ def _program(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
     return buffer.getvalue()
 
 
-class TfliteTemplate:
+class ConvertedNetwork:
     """A network converted once, from which any configuration can be made."""
 
     def __init__(self, worker: Worker, model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...]) -> None:

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError
+from profilers import machine
 from profilers.measuring import environment as environments
+from profilers.measuring.control import load_control
 from profilers.measuring.measurement import Measurement, Protocol, Samples
 from profilers.measuring.reference import Reference, ReferenceFile
-from profilers.networks.chains import artefact_of, control_chain, input_of
 from profilers.targets import Loaded, Target
 
 __all__ = ["Bench", "Scan", "inflation", "sensitivity", "slope"]
@@ -162,10 +163,9 @@ class Bench:
         self._clock = clock
         # A GPU times itself; the host thread's waits say nothing about it.
         on_host = target.device == "cpu"
-        self._waited = waited or (lambda: environments.waited(target.threads > 1) if on_host else None)
+        self._waited = waited or (lambda: machine.waited(target.threads > 1) if on_host else None)
         if control is None and target.estimated is None:
-            chain = control_chain(target)
-            control = target.load(artefact_of(chain, target), (input_of(chain, precision=target.precision),))
+            control = load_control(target)
         self._control = control or Loaded.exact(1.0)
         self._block = 2  # control runs in a reading; set by the first warm-up
         self._scans: list[Scan] = []
@@ -195,8 +195,8 @@ class Bench:
     def scan(self, seconds: float) -> Scan:
         """Run the control alone for ``seconds`` and keep the record of every run."""
         least = 10 * self._block
-        if self.target.elsewhere is not None:
-            start, waits, durations = self.target.elsewhere.scan(self._control, seconds, least).T
+        if self.target.remote_device is not None:
+            start, waits, durations = self.target.remote_device.scan(self._control, seconds, least).T
         else:
             begin = self._clock()
             rows: list[tuple[float, float, float]] = []
@@ -312,8 +312,8 @@ class Bench:
         reference = self.reference
         text = f"{len(doubtful)} measurement(s) on {self.target.title} cannot be trusted (time limit {limit:.0f} s)"
         text += f"; {name}: {worst.doubt}"
-        away = self.target.elsewhere
-        if neighbour := environments.busiest() if away is None else away.busiest():
+        away = self.target.remote_device
+        if neighbour := machine.busiest_process() if away is None else away.busiest_process():
             text += f"; {neighbour}"
         return MeasurementError(
             f"{text}. Stop what else is running, give more time with --time-limit, or accept more disturbance with "
@@ -351,10 +351,10 @@ class Bench:
 
     def _visit(self, loaded: Loaded, number: int) -> Samples:
         discarded, kept = self._plan(self._expected[loaded])
-        if self.target.elsewhere is not None:
+        if self.target.remote_device is not None:
             control = (self._control, _DISCARDED + self._block)
             steps = [control, (loaded, discarded), (loaded, kept), control]
-            (first, _), _, (seconds, waits), (final, _) = self.target.elsewhere.sequence(steps)
+            (first, _), _, (seconds, waits), (final, _) = self.target.remote_device.sequence(steps)
             before, after = float(first[-self._block :].mean()), float(final[-self._block :].mean())
             return Samples.of_visit(seconds, number, before, after, waits / float(seconds.sum()))
         # The control after one visit is the control before the next, unless something came between.

@@ -1,4 +1,4 @@
-"""From a configuration to a network that is ready to run on a target."""
+"""Build configurations of a network and load them on a target."""
 
 from __future__ import annotations
 
@@ -9,48 +9,67 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from dsa_hw.channels import shrink
 from dsa_hw.errors import ModelError, ProfileError
+from dsa_hw.utils.arrays import Floats, Ints
+from profilers.networks.loaded import Loaded
 from profilers.networks.onnx_export import at_precision, export, generic
-from profilers.networks.onnx_narrow.template import Template
-from profilers.targets import Loaded, Target
+from profilers.networks.onnx_narrow.template import OnnxTemplate
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
+    from profilers.targets import Target
 
-__all__ = ["Maker", "as_inputs", "load_module"]
+__all__ = ["ConfigurationBuilder", "as_inputs", "load_module"]
 
 _log = logging.getLogger(__name__)
 
+# Largest accepted relative difference between outputs of a narrowed graph and of the shrunk network, by precision.
 _AGREEMENT = {"fp32": 1e-3, "fp16": 5e-2}
 
 
 def as_inputs(example_inputs: Any) -> tuple[Any, ...]:
-    """Example inputs as a tuple of positional arguments."""
+    """Return example inputs as a tuple of positional arguments."""
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
     inputs = tuple(example_inputs)
     if not inputs or not all(isinstance(x, torch.Tensor) for x in inputs):
         raise ModelError(
-            f"example_inputs must be a tensor or a tuple of tensors, got {[type(x).__name__ for x in inputs]}"
+            "`example_inputs` must be a tensor or a non-empty tuple of tensors; got "
+            f"{[type(x).__name__ for x in inputs]}."
         )
     return inputs
 
 
 def load_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -> Loaded:
-    """One network as it is, ready to run on ``target``."""
+    """Load one network, unchanged, on a target.
+
+    Args:
+        model: The network; a copy in evaluation mode is loaded.
+        inputs: Its example inputs.
+        target: Where it will run.
+
+    Returns:
+        The network, ready to run.
+    """
     module, arguments = at_precision(generic(model).cpu(), tuple(x.cpu() for x in inputs), target.precision)
     if target.artefact == "onnx":
         return target.load(bytes(export(module, arguments).SerializeToString()), arguments)
     return target.load(module, arguments)
 
 
-class Maker:
-    """Makes configurations of one network for one target: by narrowing an ONNX graph, or by shrinking the module.
+class ConfigurationBuilder:
+    """Builds configurations of one network for one target.
 
-    ``how`` says which; where a graph cannot be narrowed it is the slow way (shrink and export each), with the reason.
+    Where possible, the network is exported once and its graph is narrowed for every configuration. Otherwise each
+    configuration is shrunk, and exported if the target needs that, which is slower.
+
+    Attributes:
+        how: "narrowed", "shrunk", or "exported one by one" with the reason.
+        size: Bytes of the parameters and buffers of the dense network.
     """
 
     def __init__(self, model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...], target: Target) -> None:
@@ -59,48 +78,46 @@ class Maker:
         cpu = tuple(x.cpu() for x in inputs)
         self.model, self.inputs = at_precision(generic(model).cpu(), cpu, target.precision)
         if target.artefact == "onnx":
-            self._template: Any = Template(self.model, groups, self.inputs)
+            self._template: Any = OnnxTemplate(self.model, groups, self.inputs)
         else:
             self._template = target.template(self.model, groups, self.inputs)
         self.how = "shrunk" if self._template is None else "narrowed"
         self.size = sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
 
-    def towards(self, target: Target) -> Maker:
-        """The same for another target that takes the same artefacts; nothing is exported again."""
+    def for_target(self, target: Target) -> ConfigurationBuilder:
+        """Return a builder for another target that takes the same artefacts, without another export."""
         other = copy.copy(self)
         other.target = target
         return other
 
-    def kept(self, widths: Sequence[int]) -> list[NDArray[np.int64]]:
-        """The units that a configuration keeps: which ones does not change its time, so the first ones."""
+    def kept(self, widths: Sequence[int]) -> list[Ints]:
+        """Return the channels that a configuration keeps: the first ones, since the choice does not affect its time."""
         return [np.arange(w, dtype=np.int64) for w in self.groups.check_widths(np.asarray(widths))]
 
-    def artefact(self, kept: Sequence[NDArray[np.int64]]) -> Any:
-        """What the target loads, for kept units."""
-        from dsa_hw.channels import shrink
-
+    def artefact(self, kept: Sequence[Ints]) -> Any:
+        """Return what the target loads for the network that keeps ``kept``."""
         if self._template is not None:
             try:
                 return self._template.make(kept)
             except ProfileError as error:
-                self._give_up(str(error))
+                self._stop_narrowing(str(error))
         small = shrink(self.model, self.groups, kept)
         if self.target.artefact == "onnx":
             return bytes(export(small, self.inputs).SerializeToString())
         return small
 
     def load(self, widths: Sequence[int]) -> Loaded:
-        """A configuration, ready to run."""
+        """Return a configuration, ready to run."""
         return self.target.load(self.artefact(self.kept(widths)), self.inputs)
 
     def check(self, seed: int = 0, rounds: int = 2) -> float | None:
-        """Largest relative difference between narrowed graphs and really shrunk networks, for random kept units.
+        """Compare outputs of narrowed graphs and of shrunk networks, for random kept channels.
 
-        A difference above rounding switches to the slow way, with a warning. None where nothing is narrowed, or where
-        the target does not show outputs.
+        A difference above rounding ends narrowing, with a warning.
+
+        Returns:
+            The largest relative difference; None where nothing is narrowed or the target gives no outputs.
         """
-        from dsa_hw.channels import shrink
-
         rng = np.random.default_rng(seed)
         worst = 0.0
         for _ in range(rounds):
@@ -120,16 +137,14 @@ class Maker:
                 scale = float(np.abs(theirs).max()) or 1.0
                 worst = max(worst, float(np.abs(ours.astype(np.float64) - theirs).max()) / scale)
         if not worst <= _AGREEMENT[self.target.precision]:
-            self._give_up(f"the narrowed graph gives outputs that differ by {worst:.1e} from the shrunk network")
+            self._stop_narrowing(f"Outputs of the narrowed graph differ by {worst:.1e} from the shrunk network.")
         return worst
 
-    def _give_up(self, reason: str) -> None:
-        _log.warning("%s. Every configuration is exported by itself: slower, and as right", reason)
+    def _stop_narrowing(self, reason: str) -> None:
+        _log.warning("%s Every configuration is exported separately, which is slower but equally accurate.", reason)
         self._template = None
         self.how = f"exported one by one: {reason}"
 
 
-def _flat(outputs: Any) -> list[NDArray[np.float64]]:
-    from torch.utils import _pytree as pytree
-
+def _flat(outputs: Any) -> list[Floats]:
     return [t.double().numpy() for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]

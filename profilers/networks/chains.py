@@ -1,29 +1,36 @@
-"""Small chains of convolutions and linear layers, as an ``nn.Module`` or as ONNX, without an exporter.
+"""Small chains of convolutions and linear layers, as an ``nn.Module`` or as ONNX.
 
-The control workload and the grid sweep need many tiny networks on the real target; exporting each through torch
-would take a second apiece, writing the graph down takes a millisecond.
+The control workload and the grid sweep need many small networks on the target. Exporting one through torch takes a
+second; writing its ONNX graph directly takes a millisecond.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from profilers.targets import Target
+if TYPE_CHECKING:
+    from profilers.targets import Target
 
-__all__ = ["Layer", "artefact_of", "control_chain", "control_name", "input_of"]
+__all__ = ["Layer", "artefact_of", "input_of"]
 
 _OPSET, _IR = 18, 9
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution over ``side`` (its spatial input size, one entry per dimension), or a linear layer (no side)."""
+    """A convolution, or a linear layer where ``side`` is empty.
+
+    Attributes:
+        inputs: Input channels.
+        outputs: Output channels.
+        side: Spatial input size, one entry per dimension, as are kernel, stride, padding and dilation.
+    """
 
     inputs: int
     outputs: int
@@ -42,55 +49,26 @@ class Layer:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of one run with batch size 1."""
+        """Multiply-accumulate operations of one run with batch size 1."""
         return int(np.prod(self.kernel + self.out_side)) * self.outputs * self.inputs // self.groups
 
     def widened(self, inputs: int | None = None, outputs: int | None = None) -> Layer:
-        """The same layer at other widths; a depthwise one stays depthwise."""
+        """Return the same layer at other widths; a depthwise layer stays depthwise."""
         inputs = self.inputs if inputs is None else inputs
         if self.groups == self.inputs > 1:
             return replace(self, inputs=inputs, outputs=inputs * (self.outputs // self.inputs), groups=inputs)
         return replace(self, inputs=inputs, outputs=self.outputs if outputs is None else outputs)
 
 
-def control_name(target: Target) -> str:
-    """Which control a target has; part of the environment, since stored references are in its units."""
-    return "2" if _streams(target) else "2, dense"
-
-
-def _streams(target: Target) -> bool:
-    return target.device == "cpu" and target.artefact == "onnx"
-
-
-def control_chain(target: Target) -> tuple[Layer, ...]:
-    """The fixed control workload, about a millisecond. Change ``control_name`` with it.
-
-    For runtimes with an arena on a CPU, an inverted bottleneck with activations of 5 MB: more than the core's own
-    caches hold, so that neighbours who only crowd the shared cache and the memory show too (they slowed a MobileNetV2
-    by 7 % while two small dense convolutions, the first control we had, slowed by 1 %). Elsewhere two dense 3x3
-    convolutions: under PyTorch on a CPU the bottleneck once took 1.94 times its reference in the median of a run.
-    Allocation of large activations is the suspect; it was not examined.
-    """
-    if _streams(target):
-        return (
-            Layer(16, 96, (112, 112), (1, 1), (1, 1), (0, 0), (1, 1)),
-            Layer(96, 96, (112, 112), (3, 3), (2, 2), (1, 1), (1, 1), groups=96),
-            Layer(96, 24, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1)),
-        )
-    channels, side = (64, 20) if target.device == "cpu" else (256, 56)
-    layer = Layer(channels, channels, (side, side), (3, 3), (1, 1), (1, 1), (1, 1))
-    return (layer, layer)
-
-
 def input_of(chain: Sequence[Layer], batch: int = 1, precision: str = "fp32") -> torch.Tensor:
-    """A random input of ``chain``."""
+    """Return a random input of ``chain``."""
     shape = (batch, chain[0].inputs, *chain[0].side)
     value = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return value.half() if precision == "fp16" else value
 
 
 def artefact_of(chain: Sequence[Layer], target: Target, batch: int = 1) -> Any:
-    """``chain`` with ReLUs in between, in the form that ``target`` loads."""
+    """Return ``chain``, with a ReLU after each layer, in the form that ``target`` loads."""
     return _onnx(chain, target.precision, batch) if target.artefact == "onnx" else _module(chain, target.precision)
 
 

@@ -1,4 +1,4 @@
-"""``nn.Module`` -> ONNX, in the form that people ship: evaluation mode, optimised, one file."""
+"""Export an ``nn.Module`` to ONNX as for deployment: evaluation mode, optimised, one file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from torch import nn
 
 from dsa_hw.channels.trace import copy_sharing_tensors
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ModelError
+from dsa_hw.utils.text import one_line
 
 __all__ = ["at_precision", "export", "generic"]
 
 _LARGEST = 2**31 - 1  # bytes of one protobuf message
-_ONE = threading.Lock()  # the exporter, and the silence around it, are of the whole process
+_ONE = threading.Lock()  # the exporter, and what `_silence` changes, are process-wide
 
 
 def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """``model`` and ``inputs`` in "fp32" or "fp16"; the originals are untouched."""
+    """Return ``model`` and ``inputs`` in "fp32" or "fp16"; the originals do not change."""
     if precision == "fp32":
         return model, inputs
     half = tuple(x.half() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
@@ -31,11 +32,11 @@ def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> t
 
 
 def generic(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy of ``model`` in evaluation mode in which no parameter or buffer is constant by accident.
+    """Return a copy of ``model`` in evaluation mode whose parameters and buffers are not constant.
 
-    A network that was never trained has biases of 0, scales of 1, running means of 0. Exporters fold such values away
-    (a convolution loses its bias) and merge equal tensors, and the network timed is not the one that will be
-    shipped. Constant tensors get small random values; all others, and so every trained network, stay as they are.
+    An untrained network has biases of 0, scales of 1 and running means of 0. Exporters remove such values (a
+    convolution loses its bias) and merge equal tensors, so that the network that is timed would not be the one that is
+    deployed. Constant tensors get small random values; all other tensors, and so trained networks, do not change.
     """
     other = copy.deepcopy(model).eval()
     source = torch.Generator().manual_seed(seed)
@@ -47,34 +48,35 @@ def generic(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def export(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """The optimised ONNX graph (``onnx.ModelProto``) of ``model`` in evaluation mode, weights inside."""
+    """Return the optimised ONNX graph (``onnx.ModelProto``) of ``model`` in evaluation mode, with its weights."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"exporting to ONNX needs the package {error.name}, which is not installed; pip install 'dsa-hw[onnx]'"
+            f"Export to ONNX needs the package {error.name}, which is not installed. Run: pip install 'dsa-hw[onnx]'"
         ) from error
     size = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     if size >= _LARGEST:
         raise MeasurementError(
-            f"the weights take {size / 2**30:.1f} GiB and one ONNX file holds 2; use --precision fp16 or torch"
+            f"One ONNX file holds at most 2 GiB of weights; got {size / 2**30:.1f} GiB. Use --precision fp16 or "
+            "--runtime torch."
         )
     copied = copy_sharing_tensors(model).eval()
     try:
         with _ONE, _silence():
             program = torch.onnx.export(copied, inputs, dynamo=True, verbose=False, external_data=False)
     except Exception as error:  # the exporter raises whatever its passes raise
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"torch cannot export this network to ONNX ({reason}); use --runtime torch") from error
+        reason = one_line(error)
+        raise ModelError(f"torch cannot export this network to ONNX ({reason}). Use --runtime torch.") from error
     if program is None:
-        raise ModelError("torch's ONNX exporter returned nothing; use --runtime torch")
+        raise ModelError("torch's ONNX exporter returned nothing. Use --runtime torch.")
     return program.model_proto
 
 
 @contextlib.contextmanager
 def _silence() -> Any:
-    """The exporter warns and logs about its own internals; what matters comes as an exception."""
+    """Suppress warnings and logs about the exporter's internals; real problems are exceptions."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.errors import ProfileError
+from profilers import machine
 from profilers.measuring import environment as environments
 from profilers.measuring.bench import Bench
 from profilers.measuring.measurement import Measurement, Protocol, Samples
 from profilers.measuring.reference import ReferenceFile
-from profilers.networks.builder import Maker, as_inputs, load_module
+from profilers.networks.builder import ConfigurationBuilder, as_inputs, load_module
 from profilers.profiling import grid as grids
 from profilers.profiling.design import Space, adaptive, corners, spread
 from profilers.storage.store import Store, StoredConfiguration, identity
@@ -195,13 +196,13 @@ def self_check(
     space = Space.of(groups.names, groups.sizes, grids.fixed_grid(groups, 8))
     rows = np.vstack([corners(space), spread(space, configurations, seed)])
     rows = rows[: max(configurations, 1)]
-    maker = Maker(model, groups, inputs, found)
+    builder = ConfigurationBuilder(model, groups, inputs, found)
     notify = listener or (lambda event: None)
     results: list[dict[str, Measurement]] = []
     rules = protocol or Protocol(statistic=statistic)
     for turn in range(2):
         bench = bench_for(quantity, found, counter=counter, protocol=rules, references=references, seed=seed + turn)
-        networks = {f"configuration {i}": maker.load(row.tolist()) for i, row in enumerate(rows)}
+        networks = {f"configuration {i}": builder.load(row.tolist()) for i, row in enumerate(rows)}
 
         def show(what: str, _: Samples, so_far: Measurement, turn: int = turn) -> None:
             notify(Event(f"self-check {turn + 1} of 2", what, accepted=1 - so_far.rejected))
@@ -223,7 +224,7 @@ def self_check(
 def bench_for(quantity: str, target: Target, *, counter: Any = None, **options: Any) -> Bench:
     """The bench that measures ``quantity``; ``options`` as for `Bench`."""
     if quantity == "latency":
-        return target.bench(**options)
+        return (target.bench_class or Bench)(target, **options)
     if quantity != "energy":
         raise ProfileError(f"quantity {quantity!r} is not known; choose latency or energy")
     from profilers.measuring.energy_bench import EnergyBench
@@ -252,7 +253,7 @@ class _Job:
         listener: Listener,
         quantity: str,
         counter: Any,
-        maker: Maker | None = None,
+        builder: ConfigurationBuilder | None = None,
     ) -> None:
         from dsa_hw.channels import find_groups
 
@@ -265,7 +266,7 @@ class _Job:
             self.groups = groups or find_groups(model, inputs)
         self.notify(Event("exporting once" if target.artefact == "onnx" else "preparing"))
         with self.clock.stage("export"):
-            self.maker = maker or Maker(model, self.groups, inputs, target)
+            self.builder = builder or ConfigurationBuilder(model, self.groups, inputs, target)
         self.notify(Event("calibrating the control workload"))
         with self.clock.stage("calibration"):
             references = references or ReferenceFile()
@@ -280,7 +281,7 @@ class _Job:
             self.bench.calibrate()
         self.environment = self.bench.key
         self.network = self._register()
-        load = environments.load() if target.elsewhere is None else target.elsewhere.state()
+        load = machine.load_average() if target.remote_device is None else target.remote_device.state()
         self.session = store.add_session(self.environment, f"profile {shlex.quote(name)}", load)
         self._unsaved: list[tuple[str, Samples]] = []
         self._saved = time.monotonic()
@@ -291,7 +292,7 @@ class _Job:
         space = Space.of(self.groups.names, self.groups.sizes, widths)
         with self.clock.stage("check"):
             self.notify(Event("checking against the shrunk network"))
-            agreement = self.maker.check(self.seed)
+            agreement = self.builder.check(self.seed)
         self._forget_disturbed()
         try:
             self._measure(self._design(space, samples, holdout))
@@ -303,7 +304,7 @@ class _Job:
         if doubtful:
             self._refuse_or_warn(doubtful, len(found))
         table = profile_table(self.store, self.network, self.environment, self.protocol)
-        table.attrs |= {"breakdown": dict(self.clock.seconds), "prepared": self.maker.how, "agreement": agreement}
+        table.attrs |= {"breakdown": dict(self.clock.seconds), "prepared": self.builder.how, "agreement": agreement}
         return table
 
     def _register(self) -> str:
@@ -431,7 +432,7 @@ class _Job:
         earlier = {c.id: found[c.id].samples for c in pending if c.id in found}
         rng = np.random.default_rng(self.seed)
         pending = [pending[i] for i in rng.permutation(len(pending))]
-        wave = max(1, min(_WAVE, _WAVE_BYTES // max(3 * self.maker.size, 1)))
+        wave = max(1, min(_WAVE, _WAVE_BYTES // max(3 * self.builder.size, 1)))
         for start in range(0, len(pending), wave):
             part = pending[start : start + wave]
             if not self._left():
@@ -440,7 +441,7 @@ class _Job:
             with self.clock.stage("prepare"):
                 for i, configuration in enumerate(part):
                     self.notify(Event("preparing", _short(configuration), (start + i) / len(pending)))
-                    networks[configuration.id] = self.maker.load(configuration.widths)
+                    networks[configuration.id] = self.builder.load(configuration.widths)
                     self.bench.warm_up(networks[configuration.id])
             with self.clock.stage("measure"):
                 limit = self._left() * len(part) / (len(pending) - start)

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import DsaError, MeasurementError
+from profilers.networks.loaded import Loaded
 from profilers.remote.agent import DTYPES
 from profilers.remote.channel import Channel, LostError, RefusedError, plain
 from profilers.remote.failures import Failure, of_refusal
-from profilers.targets.base import Loaded
 
-__all__ = ["Board"]
+__all__ = ["AgentDevice"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Network:
     request: dict[str, Any]
 
 
-class Board:
+class AgentDevice:
     """One board. ``command`` starts an agent there; ``explain`` turns a connection that failed into an error.
 
     ``patience`` is how long a connection that was lost is tried again, in seconds; ``room`` limits the bytes of
@@ -120,7 +120,7 @@ class Board:
         names = ("time", "load1", "load5", "celsius")
         return {k: float(found[k]) for k in names if isinstance(found.get(k), (int, float))}
 
-    def busiest(self) -> str | None:
+    def busiest_process(self) -> str | None:
         """The process there that disturbs most."""
         return plain(self._ask({"op": "state", "busiest": True})[0].get("busiest", "")) or None
 

@@ -8,14 +8,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from profilers.targets.base import Loaded
+from profilers.networks.loaded import Loaded
 
-__all__ = ["Elsewhere"]
+__all__ = ["RemoteDevice"]
 
 Floats = NDArray[np.float64]
 
 
-class Elsewhere(Protocol):
+class RemoteDevice(Protocol):
     """A device with its own clock, far enough away that a whole visit is asked for at once.
 
     A round trip takes longer than many networks do: in it the device would cool its caches and lower its clock between
@@ -32,7 +32,7 @@ class Elsewhere(Protocol):
         then, and length of each run, in seconds."""
         ...
 
-    def busiest(self) -> str | None:
+    def busiest_process(self) -> str | None:
         """The process there that disturbs most right now, in words."""
         ...
 

@@ -67,7 +67,7 @@ class Adb(Target):
         super().__init__("cpu", precision=precision, threads=threads)
         self.serial, self.binary = _parse(device)
         self.convert = convert
-        self.elsewhere = self
+        self.remote_device = self
         self._files: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
         self._about: dict[str, str] | None = None
         if precision != "fp32":
@@ -140,7 +140,7 @@ class Adb(Target):
         rows = np.concatenate(self._benchmark([(self._files[control], _WARM, 1)] * least))
         return np.stack([np.concatenate([[0.0], np.cumsum(rows)[:-1]]), np.zeros(least), rows], axis=1)
 
-    def busiest(self) -> str | None:
+    def busiest_process(self) -> str | None:
         """Not looked at on a phone."""
         return None
 

@@ -1,46 +1,42 @@
-"""What a target is: it takes a network, makes it ready to run, and says how long each run takes.
+"""What a target is: it loads a network and measures or computes the time of each run.
 
 A new target is a class with one method. `load` gets an artefact (an ``nn.Module`` or the bytes of an ONNX file,
-whichever the class asks for) and the inputs, and returns a `Loaded` around a function that does one complete run::
+as the class attribute ``artefact`` says) and the inputs. It returns a `Loaded` around a function that does one
+complete run::
 
     @register("mine")
     class Mine(Target):
         def load(self, artefact, inputs):
             return Loaded(lambda: artefact(*inputs))
 
-Warm-up, interleaving, the control workload, trust, the store and the command line then work unchanged.
+Warm-up, interleaving, the control workload, the store and the command line then work unchanged.
 
-A target that computes a time instead of measuring one says so in ``estimated`` and returns ``Loaded.exact(seconds)``:
-one run is then the whole measurement, ``low`` and ``high`` are the value itself, and no control workload is run.
+A target that computes a time instead of measuring it sets ``estimated`` and returns ``Loaded.exact(seconds)``. One run
+is then the whole measurement, ``low`` and ``high`` are the value itself, and no control workload is run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.errors import MissingDependencyError, ProfileError
+from dsa_hw.utils.text import unknown_name
+from profilers.networks.loaded import Loaded
 
 if TYPE_CHECKING:
     from profilers.measuring.bench import Bench
-    from profilers.remote.interface import Elsewhere
+    from profilers.remote.interface import RemoteDevice
 
 __all__ = ["Loaded", "Target", "from_title", "register", "resolve", "runtimes"]
 
-Seconds = NDArray[np.float64]
-
 _BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt", "table", "ssh", "adb", "litert", "ethos_u")
-# Devices that bring their own target: how the device is written -> module of profilers.targets, and the name that
+# Devices with a target of their own: prefix of the device -> module of profilers.targets, which is also the name that
 # it registers. Such a target checks its device itself, in `Target.check`.
 _OWN = {"table:": "table", "ssh:": "ssh", "adb:": "adb", "ethos-u": "ethos_u"}
 # Titles of targets that are this computer's: no host, no path, no option.
@@ -53,65 +49,27 @@ _REGISTRY: dict[str, type[Target]] = {}
 _T = TypeVar("_T", bound="type[Target]")
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A network that is ready to run.
-
-    ``once`` does one complete run: when it returns, the outputs are there. ``clock`` replaces the host's clock where
-    the device has a better one (CUDA events): it takes n and returns n seconds. ``operations`` gives seconds per
-    operation. ``outputs`` gives the outputs as arrays, for checks.
-    """
-
-    once: Callable[[], object]
-    clock: Callable[[int], Seconds] | None = None
-    operations: Callable[[], dict[str, float]] | None = None
-    outputs: Callable[[], list[NDArray[Any]]] | None = None
-
-    @classmethod
-    def exact(cls, seconds: float, operations: dict[str, float] | None = None) -> Loaded:
-        """A network whose time was computed: every run takes ``seconds``; ``operations`` are the parts of it."""
-        return cls(
-            once=lambda: None,
-            clock=lambda n: np.full(n, float(seconds)),
-            operations=None if operations is None else lambda: dict(operations),
-        )
-
-    def run(self, n: int) -> Seconds:
-        """Run ``n`` times back to back; seconds of each run, shape (n,)."""
-        enabled = gc.isenabled()
-        gc.disable()  # a collection in the middle of a run is our own interference
-        try:
-            seconds = self._host_clock(n) if self.clock is None else np.asarray(self.clock(n), np.float64)
-        finally:
-            if enabled:
-                gc.enable()
-        if seconds.shape != (n,) or not np.all(np.isfinite(seconds)) or np.any(seconds <= 0):
-            raise MeasurementError(
-                f"asked the target for {n} positive times, got {seconds!r:.120}; the target's clock is broken"
-            )
-        return seconds
-
-    def _host_clock(self, n: int) -> Seconds:
-        once, clock = self.once, time.perf_counter
-        stamps = [clock()]
-        for _ in range(n):
-            once()
-            stamps.append(clock())
-        return np.diff(np.asarray(stamps))
-
-
 class Target(ABC):
-    """A runtime on a device. Subclasses set ``artefact`` and write `load`; the rest has sensible defaults.
+    """A runtime on a device. Subclasses set ``artefact`` and implement `load`; everything else has a default.
 
-    ``device`` is "cpu", "cuda", "cuda:1" or "mps"; ``precision`` is "fp32" or "fp16" (the artefact and the inputs
-    arrive already in it); ``threads`` counts CPU threads of one run.
+    Attributes:
+        runtime: The name under which the class is registered.
+        artefact: What `load` takes: an ``nn.Module``, or the bytes of an ONNX file.
+        slow_to_load: Whether loading compiles for seconds; the grid sweep is then kept short.
+        bench_class: The class that measures networks on this target; None stands for `profilers.measuring.bench.Bench`.
+        estimated: Where times are computed, by whom, e.g. "estimated by Vela 5.2.0"; None where they are measured.
+        remote_device: The device, where it has its own clock and whole visits are made there; None for this computer.
+        device: "cpu", "cuda", "cuda:1" or "mps", or what the target defines.
+        precision: "fp32" or "fp16"; artefact and inputs are already converted to it.
+        threads: CPU threads of one run.
     """
 
     runtime: ClassVar[str] = ""
     artefact: ClassVar[Literal["module", "onnx"]] = "module"
-    slow_to_load: ClassVar[bool] = False  # loading compiles for seconds: the grid sweep is then kept short
-    estimated: str | None = None  # whose word it is, where times are computed: "estimated by Vela 4.2"
-    elsewhere: Elsewhere | None = None  # the device, where it is not this computer's: visits are made over there
+    slow_to_load: ClassVar[bool] = False
+    bench_class: ClassVar[type[Bench] | None] = None
+    estimated: str | None = None
+    remote_device: RemoteDevice | None = None
 
     def __init__(self, device: str = "cpu", *, precision: str = "fp32", threads: int = 1) -> None:
         self.device = device
@@ -122,40 +80,34 @@ class Target(ABC):
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Make ``artefact`` ready to run on ``inputs`` (torch tensors on the CPU)."""
 
-    def check(self) -> None:  # noqa: B027  (nothing to check is a fine default)
-        """Raise `MissingDependencyError` where the runtime or the device is not here."""
+    def check(self) -> None:  # noqa: B027  (nothing to check is a valid default)
+        """Raise `MissingDependencyError` if the runtime or the device is not available."""
 
     def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> Any:
-        """Something whose ``make(kept)`` gives artefacts quickly, where the target has a better way than shrinking."""
+        """Return an object whose ``make(kept)`` builds artefacts faster than shrinking does, or None."""
         return None
 
     def known_grid(self) -> int | None:
-        """The multiple of channels that this target likes, where that is known; None finds out with a sweep."""
+        """Return the multiple of channels at which this target is efficient; None to find it with a sweep."""
         return None
 
-    def bench(self, **options: Any) -> Bench:
-        """Where networks on this target are measured; ``options`` are those of `profilers.measuring.bench.Bench`."""
-        from profilers.measuring.bench import Bench
-
-        return Bench(self, **options)
-
     def describe(self) -> dict[str, str]:
-        """Versions and flags that change what is measured; part of the environment of every measurement."""
+        """Return the versions and options that affect times; part of the environment of every measurement."""
         return {}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Hold process-wide settings (thread counts) while measuring, and give them back."""
+        """Apply process-wide settings (thread counts) while measuring, and restore them."""
         yield
 
     @property
     def name(self) -> str:
-        """``runtime/device``, as it is written to `resolve`; the device alone where it brings its own target."""
+        """``runtime/device``, as `resolve` takes it; the device alone where it has a target of its own."""
         return self.device if _owner(self.device) else f"{self.runtime}/{self.device}"
 
     @property
     def title(self) -> str:
-        """The target in full: runtime, device, precision and threads; measurements are kept apart by it."""
+        """Runtime, device, precision and threads; measurements of different titles are never mixed."""
         threads = f" x{self.threads}" if self.device == "cpu" else ""
         return f"{self.name} {self.precision}{threads}"
 
@@ -164,11 +116,11 @@ class Target(ABC):
 
 
 def register(name: str) -> Callable[[_T], _T]:
-    """Class decorator: make a target available under ``name``."""
+    """Return a class decorator that makes a target available under ``name``."""
 
     def decorate(cls: _T) -> _T:
         if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
-            raise ProfileError(f"target {name!r} is already registered by {_REGISTRY[name]!r}; choose another name")
+            raise ProfileError(f"Target {name!r} is already registered by {_REGISTRY[name]!r}. Choose another name.")
         cls.runtime = name
         _REGISTRY[name] = cls
         return cls
@@ -177,14 +129,25 @@ def register(name: str) -> Callable[[_T], _T]:
 
 
 def runtimes() -> tuple[str, ...]:
-    """Names of all targets that can be asked for."""
+    """Return the names of all targets."""
     return tuple(dict.fromkeys((*_BUILT_IN, *_REGISTRY)))
 
 
 def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) -> Target:
-    """A checked target from ``"runtime/device"``, ``"runtime"`` or ``"auto/device"``; a `Target` passes through.
+    """Return a target whose runtime and device were checked.
 
-    A device that brings its own target (``"table:pi3.csv"``) may stand alone or behind ``auto/``.
+    Args:
+        target: ``"runtime/device"``, ``"runtime"`` or ``"auto/device"``. A device with a target of its own
+            (``"table:pi3.csv"``) may stand alone. A `Target` is only checked.
+        precision: "fp32" or "fp16".
+        threads: CPU threads of one run, at least 1.
+
+    Returns:
+        The target.
+
+    Raises:
+        MissingDependencyError: The runtime or the device is not available.
+        ProfileError: The precision, the number of threads or the combination is invalid.
     """
     if isinstance(target, Target):
         target.check()
@@ -193,12 +156,12 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
     device = device or "cpu"
     owner = _owner(device)
     if precision not in ("fp32", "fp16"):
-        raise ProfileError(f"precision {precision!r} is not known; use fp32 or fp16")
+        raise ProfileError(f"`precision` must be fp32 or fp16; got {precision!r}.")
     if threads < 1:
-        raise ProfileError(f"{threads} threads asked for; use 1 or more")
+        raise ProfileError(f"`threads` must be at least 1; got {threads}.")
     if owner is not None:
         if runtime not in ("auto", owner):
-            raise ProfileError(f"--runtime {runtime} does not go with --device {device}; leave --runtime out")
+            raise ProfileError(f"Device {device} has a runtime of its own. Omit --runtime; got {runtime!r}.")
         runtime = owner
     else:
         _check_device(device)
@@ -211,7 +174,7 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
 
 
 def from_title(title: str) -> Target:
-    """A checked target from a title that was read from a file: runtimes and devices of this computer only.
+    """Return a checked target from a title that was read from a file: runtimes and devices of this computer only.
 
     A title that names a host, a phone, a file or a configuration is refused before anything is opened or connected:
     a file must not choose these. The user can, with `resolve`.
@@ -234,7 +197,7 @@ def from_title(title: str) -> Target:
 
 
 def _owner(device: str) -> str | None:
-    """The target that a device brings with it, by how the device is written."""
+    """Return the target that a device has of its own, by its prefix."""
     return next((name for prefix, name in _OWN.items() if device.startswith(prefix)), None)
 
 
@@ -243,8 +206,8 @@ def _find(runtime: str) -> type[Target]:
         importlib.import_module(f"profilers.targets.{runtime}")
     if runtime not in _REGISTRY:
         raise MissingDependencyError(
-            f"runtime {runtime!r} is not known; choose one of {', '.join(('auto', *runtimes()))}, "
-            "or register your own with profilers.targets.register"
+            f"{unknown_name('runtime', runtime, ('auto', *runtimes()))} Register your own with "
+            "profilers.targets.register."
         )
     return _REGISTRY[runtime]
 
@@ -257,32 +220,29 @@ def _check_device(device: str) -> None:
         return
     if kind == "cuda" and (not index or index.isdigit()):
         if not torch.cuda.is_available():
-            build = torch.version.cuda or "none: this is a CPU-only build"
+            build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU-only build"
             raise MissingDependencyError(
-                f"device {device!r} asked for, but torch {torch.__version__} sees no CUDA device (CUDA in the build: "
-                f"{build}); install a CUDA build of torch and the NVIDIA driver, or use --device cpu"
+                f"Device {device!r} is not available: torch {torch.__version__} ({build}) finds no CUDA device. "
+                "Install the NVIDIA driver and a CUDA build of torch, or use --device cpu."
             )
         if index and int(index) >= torch.cuda.device_count():
             raise MissingDependencyError(
-                f"device {device!r} asked for, but there are {torch.cuda.device_count()} CUDA devices; "
-                f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+                f"Device {device!r} does not exist. Available CUDA devices: cuda:0 to "
+                f"cuda:{torch.cuda.device_count() - 1}."
             )
         return
     if kind == "mps" and not index:
         if not torch.backends.mps.is_available():
             raise MissingDependencyError(
-                "device 'mps' asked for, but torch sees no Metal device; it needs Apple silicon with macOS 12.3 or "
-                "later; use --device cpu elsewhere"
+                "Device 'mps' is not available: it needs Apple silicon with macOS 12.3 or later. Use --device cpu."
             )
         return
     own = ", ".join(f"{prefix}..." for prefix in _OWN)
-    raise MissingDependencyError(f"device {device!r} is not known; use cpu, cuda, cuda:N or mps, or {own}")
+    raise MissingDependencyError(f"Unknown device {device!r}. Available devices: cpu, cuda, cuda:N or mps, {own}.")
 
 
 def _best_runtime(device: str) -> str:
-    """The runtime people ship with on this device, if it is installed: TensorRT, then ONNX Runtime, then torch."""
-    from importlib.util import find_spec
-
+    """Return the runtime commonly deployed on a device, if installed: TensorRT, then ONNX Runtime, then torch."""
     if device.startswith("cuda"):
         if find_spec("tensorrt"):
             return "tensorrt"

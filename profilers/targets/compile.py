@@ -18,23 +18,23 @@ __all__ = ["Compile"]
 
 @register("compile")
 class Compile(Torch):
-    """The module through ``torch.compile``; compilation happens in the warm-up, outside the timed runs."""
+    """A module compiled by ``torch.compile`` when it is loaded, outside the timed runs."""
 
     slow_to_load = True
 
     def check(self) -> None:
-        """On the CPU the compiler's output is C++, so one is needed."""
+        """Check that a C++ compiler is installed, which compilation for the CPU needs."""
         if self.device == "cpu" and not any(shutil.which(c) for c in ("c++", "g++", "clang++")):
             raise MissingDependencyError(
-                "runtime 'compile' on the CPU needs a C++ compiler and none is on the PATH; "
-                "install g++ or clang++, or use --runtime torch"
+                "Runtime 'compile' on the CPU needs a C++ compiler on the PATH. Install g++ or clang++, or use "
+                "--runtime torch."
             )
 
     def compiled(self, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., object]:
         """Compile now, not in the first timed run.
 
-        Compiled code is kept per ``forward`` function, and after a few configurations of one class the compiler would
-        give up and run the next ones eagerly, without a word. An exported copy has a ``forward`` of its own.
+        Compiled code is cached per ``forward`` function. After a few configurations of one class the compiler would
+        silently run the next ones eagerly. An exported copy has its own ``forward``.
         """
         own = torch.export.export(module, inputs).module()
         compiled: Callable[..., object] = torch.compile(own, dynamic=False, fullgraph=True)
@@ -43,5 +43,5 @@ class Compile(Torch):
         return compiled
 
     def describe(self) -> dict[str, str]:
-        """As for torch, and the mode."""
+        """Add the compiler's mode to what `Torch` returns."""
         return {**super().describe(), "torch.compile": "inductor, default mode, static shapes"}

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers.litert.client import Worker, versions
-from profilers.litert.convert import TfliteFile, TfliteTemplate, arrays_of, convert
+from profilers.litert.convert import ConvertedNetwork, TfliteFile, arrays_of, convert
 from profilers.targets.base import Loaded, Target, register
 from profilers.targets.litert import outputs
 
@@ -80,16 +80,14 @@ class EthosU(Target):
             "config": config,
         }
 
-    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> TfliteTemplate:
+    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> ConvertedNetwork:
         """Convert once; configurations are that file narrowed, and each is quantised."""
-        return TfliteTemplate(self.worker, model, groups, inputs)
+        return ConvertedNetwork(self.worker, model, groups, inputs)
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Quantise a float LiteRT file (or a module, converted first, which takes many seconds) and ask Vela."""
         file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
         found = self.estimate(file, inputs)
-        cycles = {operation["name"]: operation["cycles"] / found["clock"] for operation in found["operations"]}
-        exact = Loaded.exact(found["seconds"], cycles)
 
         def floats() -> list[Any]:
             # Of the float file: what is proved by comparing it is that the right channels were removed.
@@ -99,7 +97,7 @@ class EthosU(Target):
             self.worker.ask("forget", model=file.name)
             return found
 
-        return Loaded(exact.once, exact.clock, exact.operations, floats)
+        return Loaded.exact(found["seconds"], floats)
 
     def estimate(self, file: TfliteFile, inputs: tuple[Any, ...]) -> dict[str, Any]:
         """All that Vela says about a network: see `profilers.litert.worker.vela.parse`."""

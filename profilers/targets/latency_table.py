@@ -24,7 +24,7 @@ import pandas as pd
 from dsa_hw.errors import ProfileError
 from profilers.networks.chains import Layer
 
-__all__ = ["Kind", "LatencyTable"]
+__all__ = ["LatencyTable", "OperationKind"]
 
 _COLUMNS = {
     "kind": ("kind", "table", "layer"),
@@ -40,7 +40,7 @@ _LINEAR = ("fc", "linear")
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class OperationKind:
     """The rows of one kind of operation: seconds by (channels in, channels out); ``geometry`` is None where the table
     does not say it, ("linear",) or (size, kernel, stride, groups) otherwise."""
 
@@ -99,7 +99,7 @@ class LatencyTable:
     """All kinds of one file. ``layers`` maps kinds to patterns of layer names (as in ``fnmatch``), where given."""
 
     path: Path
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, OperationKind]
     digest: str
     layers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class LatencyTable:
             advice = "choose widths that it has (--grid), or ask for ?outside=interpolate"
         raise ProfileError(f"{_described(name, layer)} is outside the table {self.path.name}: {where}; {advice}")
 
-    def _candidates(self, name: str, layer: Layer) -> list[Kind]:
+    def _candidates(self, name: str, layer: Layer) -> list[OperationKind]:
         if self.layers:
             mine = [k for k, patterns in self.layers.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
             return [self.kinds[k] for k in mine if self.kinds[k].geometry in (None, _geometry(layer))]
@@ -204,7 +204,7 @@ def _standard(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _kinds(path: Path, rows: pd.DataFrame) -> dict[str, Kind]:
+def _kinds(path: Path, rows: pd.DataFrame) -> dict[str, OperationKind]:
     described = "kernel" in rows.columns and "size" in rows.columns
     geometry = [_row_geometry(r) for r in rows.to_dict("records")] if described else [None] * len(rows)
     keys = list(zip(rows["kind"].astype(str) if "kind" in rows.columns else [""] * len(rows), geometry, strict=True))
@@ -216,7 +216,7 @@ def _kinds(path: Path, rows: pd.DataFrame) -> dict[str, Kind]:
             raise ProfileError(f"{path} has two times for {what}; keep one")
     named = Tally(name for name, _ in found)
     kinds = [
-        Kind(name if name and named[name] == 1 else _kind_name(name, where), where, entries)
+        OperationKind(name if name and named[name] == 1 else _kind_name(name, where), where, entries)
         for (name, where), entries in found.items()
     ]
     return {kind.name: kind for kind in kinds}

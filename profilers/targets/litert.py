@@ -7,7 +7,6 @@ worker process there makes whole visits, control workload included, and counts i
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
+from profilers import machine
 from profilers.litert.client import Worker, versions
-from profilers.litert.convert import TfliteFile, TfliteTemplate, arrays_of, convert
+from profilers.litert.convert import ConvertedNetwork, TfliteFile, arrays_of, convert
 from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["LiteRT"]
@@ -34,7 +34,7 @@ class LiteRT(Target):
     def __init__(self, device: str = "cpu", *, precision: str = "fp32", threads: int = 1) -> None:
         super().__init__(device, precision=precision, threads=threads)
         self.worker = Worker()
-        self.elsewhere = self
+        self.remote_device = self
         self._names: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
 
     def check(self) -> None:
@@ -45,9 +45,9 @@ class LiteRT(Target):
             raise ProfileError(f"precision {self.precision!r} asked for; the LiteRT target runs fp32")
         versions()
 
-    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> TfliteTemplate:
+    def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> ConvertedNetwork:
         """Convert once; configurations are that file narrowed."""
-        return TfliteTemplate(self.worker, model, groups, inputs)
+        return ConvertedNetwork(self.worker, model, groups, inputs)
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Load a LiteRT file, or a module (converted first, which takes many seconds), in the worker."""
@@ -76,17 +76,13 @@ class LiteRT(Target):
         request = {"seconds": seconds, "least": least, "all_threads": self.threads > 1}
         return np.asarray(self.worker.ask("scan", model=self._names[control], **request)["rows"], np.float64)
 
-    def busiest(self) -> str | None:
+    def busiest_process(self) -> str | None:
         """The worker runs on this computer."""
-        from profilers.measuring import environment
-
-        return environment.busiest()
+        return machine.busiest_process()
 
     def state(self) -> dict[str, float]:
         """The worker runs on this computer."""
-        from profilers.measuring import environment
-
-        return {**environment.load(), "time": time.time()}
+        return machine.load_average()
 
     def describe(self) -> dict[str, str]:
         """Versions in the worker's environment, and the interpreter's options."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError
+from dsa_hw.utils.text import one_line
 from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["OpenVino"]
@@ -18,42 +19,40 @@ def _module() -> Any:
         import openvino
     except ImportError as error:
         raise MissingDependencyError(
-            "runtime 'openvino' asked for, but it is not installed; pip install 'dsa-hw[openvino]'"
+            "Runtime 'openvino' is not installed. Run: pip install 'dsa-hw[openvino]'"
         ) from error
     return openvino
 
 
 @register("openvino")
 class OpenVino(Target):
-    """An ONNX file through a synchronous infer request, latency hint, one stream."""
+    """An ONNX file run by synchronous infer requests, with the latency hint and one stream."""
 
     artefact = "onnx"
 
     def check(self) -> None:
-        """The package; and a device it serves."""
+        """Check that OpenVINO is installed and that the device is the CPU."""
         _module()
         if self.device != "cpu":
             raise MissingDependencyError(
-                f"the openvino target runs on the CPU, {self.device!r} was asked for; use another --runtime"
+                f"Runtime 'openvino' supports --device cpu only; got {self.device!r}. Use another --runtime."
             )
 
-    def _options(self, counters: bool) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         return {
             "INFERENCE_NUM_THREADS": self.threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32" if self.precision == "fp32" else "f16",
-            "PERF_COUNT": counters,
+            "PERF_COUNT": False,
         }
 
-    def _request(self, artefact: bytes, inputs: tuple[Any, ...], counters: bool = False) -> Any:
+    def _request(self, artefact: bytes, inputs: tuple[Any, ...]) -> Any:
         core = _module().Core()
         try:
-            compiled = core.compile_model(core.read_model(artefact), "CPU", self._options(counters))
+            compiled = core.compile_model(core.read_model(artefact), "CPU", self._options())
         except RuntimeError as error:
-            raise MeasurementError(
-                f"OpenVINO refuses the network for {self.title}: {' '.join(str(error).split())[:300]}"
-            ) from error
+            raise MeasurementError(f"OpenVINO cannot load the network for {self.title}: {one_line(error)}") from error
         request = compiled.create_infer_request()
         for index, value in enumerate(inputs):
             tensor = _module().Tensor(np.ascontiguousarray(value.cpu().numpy()))
@@ -68,15 +67,9 @@ class OpenVino(Target):
             request.infer()
             return [np.array(t.data) for t in request.output_tensors]
 
-        return Loaded(request.infer, outputs=outputs, operations=lambda: self._operations(artefact, inputs))
+        return Loaded(request.infer, outputs=outputs)
 
     def describe(self) -> dict[str, str]:
-        """Version and compile options."""
-        options = " ".join(f"{k}={v}" for k, v in self._options(False).items())
+        """Return the version and the compile options."""
+        options = " ".join(f"{k}={v}" for k, v in self._options().items())
         return {"openvino": _module().get_version(), "openvino options": options}
-
-    def _operations(self, artefact: bytes, inputs: tuple[Any, ...]) -> dict[str, float]:
-        request = self._request(artefact, inputs, counters=True)
-        for _ in range(5):
-            request.infer()
-        return {i.node_name: i.real_time.total_seconds() for i in request.profiling_info if i.real_time}

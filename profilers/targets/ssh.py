@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
 from profilers.remote.channel import BOOTSTRAP, LostError
-from profilers.remote.device import Board
+from profilers.remote.device import AgentDevice
 from profilers.remote.failures import Failure, of_lost
 from profilers.targets.base import Loaded, Target, register
 
@@ -141,10 +141,10 @@ def _remote(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-_BOARDS: dict[Address, Board] = {}
+_BOARDS: dict[Address, AgentDevice] = {}
 
 
-def _board(address: Address) -> Board:
+def _board(address: Address) -> AgentDevice:
     """The board at an address: one connection per process, however many targets ask."""
     address = replace(address, device="cpu")  # its CPU and its GPU are behind the same connection
     if address not in _BOARDS:
@@ -154,7 +154,7 @@ def _board(address: Address) -> Board:
 
         if not _BOARDS:
             atexit.register(_close)
-        _BOARDS[address] = Board(
+        _BOARDS[address] = AgentDevice(
             address.title,
             address.command,
             explain,
@@ -182,7 +182,7 @@ class Ssh(Target):
         self.address = Address.parse(device)
         super().__init__(self.address.device, precision=precision, threads=threads)
         self.board = _board(self.address)
-        self.elsewhere = self.board
+        self.remote_device = self.board
 
     def check(self) -> None:
         """An ssh client here, a connection, and ONNX Runtime there."""

@@ -25,13 +25,13 @@ from profilers.networks.chains import Layer
 from profilers.targets.base import Loaded, Target, register
 from profilers.targets.latency_table import LatencyTable
 
-__all__ = ["Table"]
+__all__ = ["TableTarget"]
 
 _OUTSIDE = ("refuse", "interpolate")
 
 
 @register("table")
-class Table(Target):
+class TableTarget(Target):
     """The sum of a table's entries."""
 
     def __init__(self, device: str = "table:", *, precision: str = "fp32", threads: int = 1) -> None:
@@ -54,19 +54,16 @@ class Table(Target):
         self._interpolate = outside == "interpolate"
         self._layers = _mapping(options["layers"]) if "layers" in options else None
         self.table = LatencyTable.read(Path(path), self._layers)
-        self.estimated = f"the table's word ({Path(path).name})"
+        self.estimated = f"estimated from look-up table {Path(path).name}"
 
     def load(self, artefact: nn.Module, inputs: tuple[Any, ...]) -> Loaded:
         """Look up every convolution and linear layer that one forward pass meets."""
         if int(inputs[0].shape[0]) != 1:
             raise ProfileError(f"the table {self.table.path.name} is for batch 1, {inputs[0].shape[0]} was asked for")
-        parts: dict[str, float] = {}
-        for name, layer in met(artefact, inputs):
-            seconds = self.table.seconds(name, layer, self._interpolate)
-            parts[name] = parts.get(name, 0.0) + seconds
-        if not parts:
+        seconds = [self.table.seconds(name, layer, self._interpolate) for name, layer in met(artefact, inputs)]
+        if not seconds:
             raise ProfileError("this network has no convolution and no linear layer, so a table says nothing about it")
-        return Loaded.exact(sum(parts.values()), parts)
+        return Loaded.exact(sum(seconds))
 
     def known_grid(self) -> int:
         """The step of the table: widths in between are not in it."""

@@ -12,19 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from profilers.targets.base import Loaded, Seconds, Target, register
+from dsa_hw.utils.arrays import Floats
+from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["Torch", "cuda_clock"]
 
 
-def cuda_clock(once: Callable[[], object], device: torch.device, stream: Any = None) -> Callable[[int], Seconds]:
-    """A clock made of CUDA events: n runs between n + 1 events of one stream, synchronised once at the end.
+def cuda_clock(once: Callable[[], object], device: torch.device, stream: Any = None) -> Callable[[int], Floats]:
+    """Return a clock made of CUDA events: n runs between n + 1 events of one stream, synchronised once at the end.
 
-    The host is out of the way: launches are queued ahead, so each interval is what the device took, including
-    waits for a host that cannot launch fast enough (which the user would see too).
+    Launches are queued ahead, so that each interval is the time of the device. It includes waits for a host that
+    cannot launch fast enough, as in deployment.
     """
 
-    def clock(n: int) -> Seconds:
+    def clock(n: int) -> Floats:
         with torch.cuda.device(device):
             current = stream if stream is not None else torch.cuda.current_stream()
             events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
@@ -41,7 +42,7 @@ def cuda_clock(once: Callable[[], object], device: torch.device, stream: Any = N
 
 @register("torch")
 class Torch(Target):
-    """``nn.Module`` called as it is, in inference mode."""
+    """An ``nn.Module`` run eagerly in inference mode."""
 
     def load(self, artefact: nn.Module, inputs: tuple[Any, ...]) -> Loaded:
         """Move the module and its inputs to the device; one run is one forward pass."""
@@ -67,14 +68,14 @@ class Torch(Target):
                 torch.mps.synchronize()
 
             return Loaded(synchronised, outputs=outputs)
-        return Loaded(forward, outputs=outputs, operations=lambda: self._operations(forward))
+        return Loaded(forward, outputs=outputs)
 
     def compiled(self, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., object]:
-        """What is called for one run; `compile` overrides it."""
+        """Return what is called for one run; `Compile` overrides it."""
         return module
 
     def describe(self) -> dict[str, str]:
-        """Torch's build and the settings that choose kernels."""
+        """Return the build of torch and the settings that select kernels."""
         found = {"torch": torch.__version__, "torch threads": str(self.threads)}
         if self.device == "cpu":
             found["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
@@ -91,17 +92,10 @@ class Torch(Target):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Torch's thread count is process-wide: set it while measuring, give it back afterwards."""
+        """Set torch's thread count, which is process-wide, and restore it."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             yield
         finally:
             torch.set_num_threads(before)
-
-    def _operations(self, forward: Callable[[], object]) -> dict[str, float]:
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            forward()
-        return {e.key: e.self_cpu_time_total * 1e-6 for e in recorded.key_averages()}

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from profilers import machine
 from profilers.fleet import on_worker as board
-from profilers.measuring import environment as environments
 from profilers.targets import Loaded, Target, register
 
 
@@ -58,7 +58,7 @@ class Stepped(Formula):
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask in every worker; a mortal one dies as it would in a power cut."""
-    environments.waited = lambda all_threads=False: None  # this machine's waits say nothing about a formula
+    machine.waited = lambda all_threads=False: None  # this machine's waits say nothing about a formula
     if not (dies := int(os.environ.get("FLEET_DIES_AT", "0"))):
         return
     real, count = board.Bench.measure, 0

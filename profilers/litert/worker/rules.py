@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .narrow import CannotNarrowError, Line, Lines, Walk, reshaped
+from .masks import CannotNarrowError, KeepMask, NarrowedAxes, reshaped
+from .walk import TfliteWalk
 
 __all__ = ["visit"]
 
-_Rule = Callable[[Walk, Any, str], None]
+_Rule = Callable[[TfliteWalk, Any, str], None]
 _RULES: dict[str, _Rule] = {}
 
 
@@ -24,7 +25,7 @@ def _rule(*kinds: str) -> Callable[[_Rule], _Rule]:
     return decorate
 
 
-def visit(walk: Walk, operator: Any, kind: str) -> None:
+def visit(walk: TfliteWalk, operator: Any, kind: str) -> None:
     """Apply the rule of ``kind``; where nothing is narrowed there is nothing to do."""
     narrowed = any(walk.of(i) for i in operator.inputs) or any(walk.cuts(i) for i in operator.inputs)
     if not narrowed and not (kind.startswith("PAD") and walk.pads):
@@ -34,11 +35,13 @@ def visit(walk: Walk, operator: Any, kind: str) -> None:
     _RULES[kind](walk, operator, kind)
 
 
-def _same_line(a: Line | None, b: Line | None) -> bool:
+def _same_line(a: KeepMask | None, b: KeepMask | None) -> bool:
     return (a is None) == (b is None) and (a is None or b is None or np.array_equal(a, b))
 
 
-def _weight(walk: Walk, operator: Any, kind: str, data: int, bias: int, made: int) -> tuple[Lines, Lines]:
+def _weight(
+    walk: TfliteWalk, operator: Any, kind: str, data: int, bias: int, made: int
+) -> tuple[NarrowedAxes, NarrowedAxes]:
     """Narrow weight (input 1) and bias; the lines of the data and of the weight. ``made``: axis of output channels."""
     cuts = walk.cuts(operator.inputs[1])
     lines = walk.of(operator.inputs[data])
@@ -51,12 +54,12 @@ def _weight(walk: Walk, operator: Any, kind: str, data: int, bias: int, made: in
     return lines, cuts
 
 
-def _differ(walk: Walk, operator: Any, kind: str) -> CannotNarrowError:
+def _differ(walk: TfliteWalk, operator: Any, kind: str) -> CannotNarrowError:
     return CannotNarrowError(f"{kind} {walk.name(operator)}: its inputs keep different channels")
 
 
 @_rule("CONV_2D")
-def _convolution(walk: Walk, operator: Any, kind: str) -> None:
+def _convolution(walk: TfliteWalk, operator: Any, kind: str) -> None:
     lines, cuts = _weight(walk, operator, kind, 0, 2, 0)
     grouped = walk.shape(operator.inputs[1])[3] != walk.shape(operator.inputs[0])[3]
     if set(lines) - {3} or (not grouped and not _same_line(lines.get(3), cuts.get(3))):
@@ -65,7 +68,7 @@ def _convolution(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("DEPTHWISE_CONV_2D")
-def _depthwise(walk: Walk, operator: Any, kind: str) -> None:
+def _depthwise(walk: TfliteWalk, operator: Any, kind: str) -> None:
     lines, cuts = _weight(walk, operator, kind, 0, 2, 3)
     each = walk.shape(operator.inputs[1])[3] // walk.shape(operator.inputs[0])[3]
     expected = np.repeat(lines[3], each) if 3 in lines else None
@@ -75,7 +78,7 @@ def _depthwise(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("FULLY_CONNECTED")
-def _linear(walk: Walk, operator: Any, kind: str) -> None:
+def _linear(walk: TfliteWalk, operator: Any, kind: str) -> None:
     lines, cuts = _weight(walk, operator, kind, 0, 2, 0)
     last, rank = len(walk.shape(operator.inputs[0])) - 1, len(walk.shape(operator.outputs[0]))
     if not _same_line(lines.get(last), cuts.get(1)) or (len(lines) > 1 and rank != last + 1):
@@ -85,7 +88,7 @@ def _linear(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("TRANSPOSE_CONV")
-def _transposed(walk: Walk, operator: Any, kind: str) -> None:
+def _transposed(walk: TfliteWalk, operator: Any, kind: str) -> None:
     lines, cuts = _weight(walk, operator, kind, 2, 3, 0)
     if set(lines) - {3} or not _same_line(lines.get(3), cuts.get(3)):
         raise _differ(walk, operator, kind)
@@ -93,7 +96,7 @@ def _transposed(walk: Walk, operator: Any, kind: str) -> None:
     _write_shape(walk, operator, 0)
 
 
-def _write_shape(walk: Walk, operator: Any, position: int) -> None:
+def _write_shape(walk: TfliteWalk, operator: Any, position: int) -> None:
     output = operator.outputs[0]
     walk.replace(operator, position, np.asarray([walk.count(output, i) for i in range(len(walk.shape(output)))]))
 
@@ -104,12 +107,12 @@ SQUARE TANH"""
 
 
 @_rule(*_SAME.split())
-def _same(walk: Walk, operator: Any, kind: str) -> None:
+def _same(walk: TfliteWalk, operator: Any, kind: str) -> None:
     walk.set(operator.outputs[0], walk.of(operator.inputs[0]))
 
 
 @_rule("SOFTMAX", "LOG_SOFTMAX")
-def _softmax(walk: Walk, operator: Any, kind: str) -> None:
+def _softmax(walk: TfliteWalk, operator: Any, kind: str) -> None:
     lines = walk.of(operator.inputs[0])
     if len(walk.shape(operator.inputs[0])) - 1 in lines:
         raise CannotNarrowError(f"{kind} {walk.name(operator)}: it mixes the channels that are removed")
@@ -121,10 +124,10 @@ LESS_EQUAL EQUAL NOT_EQUAL LOGICAL_AND LOGICAL_OR SELECT SELECT_V2"""
 
 
 @_rule(*_PAIRED.split())
-def _paired(walk: Walk, operator: Any, kind: str) -> None:
+def _paired(walk: TfliteWalk, operator: Any, kind: str) -> None:
     """Element by element; a constant without a name in the network follows what it meets."""
     rank = max(len(walk.shape(i)) for i in operator.inputs)
-    lines: Lines = {}
+    lines: NarrowedAxes = {}
     for index in operator.inputs:
         for axis, line in walk.of(index).items():
             place = axis + rank - len(walk.shape(index))
@@ -142,7 +145,7 @@ def _paired(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD")
-def _reduce(walk: Walk, operator: Any, kind: str) -> None:
+def _reduce(walk: TfliteWalk, operator: Any, kind: str) -> None:
     rank = len(walk.shape(operator.inputs[0]))
     gone = {int(axis) % rank for axis in walk.value(operator, 1, kind).reshape(-1)}
     lines = walk.of(operator.inputs[0])
@@ -156,7 +159,7 @@ def _reduce(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
-def _reshape(walk: Walk, operator: Any, kind: str) -> None:
+def _reshape(walk: TfliteWalk, operator: Any, kind: str) -> None:
     source, output = operator.inputs[0], operator.outputs[0]
     lines = reshaped(walk.of(source), walk.shape(source), walk.shape(output))
     if lines is None:
@@ -171,20 +174,20 @@ def _reshape(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("TRANSPOSE")
-def _transpose(walk: Walk, operator: Any, kind: str) -> None:
+def _transpose(walk: TfliteWalk, operator: Any, kind: str) -> None:
     order = walk.value(operator, 1, kind).tolist()
     walk.set(operator.outputs[0], {order.index(axis): line for axis, line in walk.of(operator.inputs[0]).items()})
 
 
 @_rule("BROADCAST_TO")
-def _broadcast(walk: Walk, operator: Any, kind: str) -> None:
+def _broadcast(walk: TfliteWalk, operator: Any, kind: str) -> None:
     shift = len(walk.shape(operator.outputs[0])) - len(walk.shape(operator.inputs[0]))
     walk.set(operator.outputs[0], {axis + shift: line for axis, line in walk.of(operator.inputs[0]).items()})
     _write_shape(walk, operator, 1)
 
 
 @_rule("CONCATENATION")
-def _concatenation(walk: Walk, operator: Any, kind: str) -> None:
+def _concatenation(walk: TfliteWalk, operator: Any, kind: str) -> None:
     axis = operator.builtinOptions.axis % len(walk.shape(operator.inputs[0]))
     others = [{a: line for a, line in walk.of(i).items() if a != axis} for i in operator.inputs]
     if any(o.keys() != others[0].keys() or any(not np.array_equal(o[a], others[0][a]) for a in o) for o in others):
@@ -194,7 +197,7 @@ def _concatenation(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("SPLIT", "SPLIT_V")
-def _split(walk: Walk, operator: Any, kind: str) -> None:
+def _split(walk: TfliteWalk, operator: Any, kind: str) -> None:
     source = operator.inputs[1 if kind == "SPLIT" else 0]
     axis = int(walk.value(operator, 0 if kind == "SPLIT" else 2, kind).reshape(-1)[0]) % len(walk.shape(source))
     lines = walk.of(source)
@@ -212,7 +215,7 @@ def _split(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("SLICE", "STRIDED_SLICE")
-def _slice(walk: Walk, operator: Any, kind: str) -> None:
+def _slice(walk: TfliteWalk, operator: Any, kind: str) -> None:
     """Axes that are narrowed get new bounds, in ranks among the kept; all others stay."""
     source = operator.inputs[0]
     shape, lines = walk.shape(source), dict(walk.of(source))
@@ -249,7 +252,7 @@ def _slice(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("GATHER")
-def _gather(walk: Walk, operator: Any, kind: str) -> None:
+def _gather(walk: TfliteWalk, operator: Any, kind: str) -> None:
     source = operator.inputs[0]
     axis, lines = operator.builtinOptions.axis % len(walk.shape(source)), walk.of(source)
     wanted = walk.value(operator, 1, kind)
@@ -263,8 +266,8 @@ def _gather(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("BATCH_MATMUL")
-def _matmul(walk: Walk, operator: Any, kind: str) -> None:
-    options, lines = operator.builtinOptions, dict[int, Line]()
+def _matmul(walk: TfliteWalk, operator: Any, kind: str) -> None:
+    options, lines = operator.builtinOptions, dict[int, KeepMask]()
     summed = []
     for index, turned, inner in zip(operator.inputs, (options.adjX, options.adjY), (-1, -2), strict=True):
         rank = len(walk.shape(index))
@@ -278,7 +281,7 @@ def _matmul(walk: Walk, operator: Any, kind: str) -> None:
 
 
 @_rule("PAD", "PADV2", "MIRROR_PAD")
-def _pad(walk: Walk, operator: Any, kind: str) -> None:
+def _pad(walk: TfliteWalk, operator: Any, kind: str) -> None:
     """Padding adds channels that no operation made; which of them stay was decided by what they are added to."""
     source = operator.inputs[0]
     shape, lines, amounts = walk.shape(source), dict(walk.of(source)), walk.value(operator, 1, kind).copy()

@@ -34,7 +34,8 @@ if __name__ == "__main__":  # siblings as a package, and not this folder on the 
 
 import numpy as np
 
-from .narrow import CannotNarrowError, Template
+from .masks import CannotNarrowError
+from .narrow import TfliteTemplate
 from .vela import VelaError, estimate
 
 __all__ = ["Service", "main"]
@@ -42,7 +43,7 @@ __all__ = ["Service", "main"]
 _SIGNATURE = "serving_default"
 
 
-class RefusedError(Exception):
+class UnsupportedError(Exception):
     """What was asked cannot be done with this network; the message says why."""
 
 
@@ -51,7 +52,7 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._templates: dict[str, Template] = {}
+        self._templates: dict[str, TfliteTemplate] = {}
         self._interpreters: dict[str, Any] = {}
 
     def convert(self, program: str, model: str, shapes: list[list[int]]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Service:
         with zipfile.ZipFile(self._path(program)) as archive:
             for name in archive.namelist():
                 if name.endswith("_config.json") and b'"use_pickle": true' in archive.read(name):
-                    raise RefusedError("the exported network has tensors that only pickle can store")
+                    raise UnsupportedError("the exported network has tensors that only pickle can store")
         exported = torch.export.load(self._path(program))
         module = exported.module()
         inputs = tuple(torch.randn(shape) for shape in shapes)
@@ -75,11 +76,11 @@ class Service:
         try:
             edge = litert_torch.convert(wrapped, arguments)
         except Exception as error:  # the converter raises whatever its passes raise
-            raise RefusedError(f"litert-torch cannot convert it: {_line(error)}") from error
+            raise UnsupportedError(f"litert-torch cannot convert it: {_line(error)}") from error
         edge.export(str(self._path(model)))
         state = {k: v.detach().numpy() for k, v in exported.state_dict.items()}
         try:
-            self._templates[model] = Template(_read(self._path(model)), _codes(), state)
+            self._templates[model] = TfliteTemplate(_read(self._path(model)), _codes(), state)
         except CannotNarrowError as error:
             return {"narrows": str(error)}
         return {"narrows": ""}
@@ -92,7 +93,7 @@ class Service:
         try:
             made = self._templates[template].make(kept, pads)
         except CannotNarrowError as error:
-            raise RefusedError(str(error)) from error
+            raise UnsupportedError(str(error)) from error
         _write(made, self._path(model))
         return {}
 
@@ -106,7 +107,7 @@ class Service:
             sample = {f"args_{i}": array for i, array in enumerate(arrays)}
             result = job.quantize(job.calibrate({_SIGNATURE: [sample]}))
         except Exception as error:  # as above
-            raise RefusedError(f"ai-edge-quantizer cannot quantise it: {_line(error)}") from error
+            raise UnsupportedError(f"ai-edge-quantizer cannot quantise it: {_line(error)}") from error
         self._path(to).write_bytes(bytes(result.quantized_model))
         return {}
 
@@ -115,7 +116,7 @@ class Service:
         try:
             return estimate(self._path(model), accelerator, system, memory, config)
         except VelaError as error:
-            raise RefusedError(f"Vela refuses the network: {error}") from error
+            raise UnsupportedError(f"Vela refuses the network: {error}") from error
 
     def load(self, model: str, inputs: list[str], threads: int) -> dict[str, Any]:
         """Make ``model`` ready to run on ``inputs``, with XNNPACK."""
@@ -177,7 +178,7 @@ class Service:
 
     def _path(self, name: str) -> Path:
         if not name or Path(name).name != name:
-            raise RefusedError(f"{name!r} is not a plain file name")
+            raise UnsupportedError(f"{name!r} is not a plain file name")
         return self._folder / name
 
 
@@ -238,7 +239,7 @@ def main() -> None:
         try:
             request = json.loads(line)
             answer = {"done": getattr(service, request.pop("do"))(**request)}
-        except RefusedError as error:
+        except UnsupportedError as error:
             answer = {"refused": str(error)}
         except Exception as error:
             traceback.print_exc()

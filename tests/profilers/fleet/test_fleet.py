@@ -30,16 +30,15 @@ import dsa_hw
 import profilers
 from dsa_hw import channels
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
-from profilers import latency
+from profilers import latency, machine
 from profilers.fleet import members as boards
 from profilers.fleet import on_worker as board
 from profilers.fleet import profile_fleet, tasks
 from profilers.fleet.bench import FleetBench, _next, _Wave
 from profilers.fleet.members import Board, Fleet, like, sort_into_kinds
 from profilers.fleet.profile import check_address
-from profilers.measuring import environment as environments
 from profilers.measuring.measurement import Protocol
-from profilers.networks.onnx_narrow import template as narrow
+from profilers.networks.onnx_narrow import template
 from profilers.storage.store import Store
 from tests.fakes import fleet_board
 
@@ -54,7 +53,7 @@ SMALL: dict[str, Any] = {"samples": 8, "holdout": 2, "grid": 4, "time_limit": 90
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control that is a formula is known at once, and this machine's waits say nothing about it."""
     monkeypatch.setattr(boards, "_CONTROL", 0.05)
-    monkeypatch.setattr(environments, "waited", lambda all_threads=False: None)
+    monkeypatch.setattr(machine, "waited", lambda all_threads=False: None)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +68,7 @@ def exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return once
 
-    monkeypatch.setattr(narrow, "export", remembered("export", narrow.export))
+    monkeypatch.setattr(template, "export", remembered("export", template.export))
     monkeypatch.setattr(channels, "find_groups", remembered("groups", channels.find_groups))
 
 

@@ -22,10 +22,11 @@ from dsa_hw.channels import find_groups, shrink
 from dsa_hw.errors import MissingDependencyError, ProfileError
 from profilers import measure
 from profilers.litert.worker import service as litert
-from profilers.litert.worker.narrow import CannotNarrowError, Template, _source, reshaped
+from profilers.litert.worker.masks import CannotNarrowError, reshaped
+from profilers.litert.worker.narrow import TfliteTemplate, _source
 from profilers.measuring.bench import Bench
 from profilers.measuring.measurement import Protocol
-from profilers.networks.builder import Maker, load_module
+from profilers.networks.builder import ConfigurationBuilder, load_module
 from profilers.targets import resolve
 from tests.fakes.litert_env import make_fake, real
 
@@ -174,11 +175,11 @@ def block() -> tuple[Block, Flat, Any]:
     bias = f.constant(m.head.bias.detach().numpy())
     y = f.add("FULLY_CONNECTED", [y, weight(m.head.weight, 0, 1), bias], (1, 5))
     state = {k: v.detach().numpy() for k, v in m.state_dict().items()}
-    return m, f, Template(f.model(y), CODES, state)
+    return m, f, TfliteTemplate(f.model(y), CODES, state)
 
 
 @pytest.fixture(scope="module")
-def narrowable() -> tuple[Block, Template, Any]:
+def narrowable() -> tuple[Block, TfliteTemplate, Any]:
     model, _, template = block()
     return model, template, find_groups(model, torch.randn(1, 3, 6, 6))
 
@@ -223,7 +224,7 @@ def moved(kind: str, inputs: list[Any], *shapes: tuple[int, ...], pads: Any = ()
     w = f.constant(weight.transpose(0, 2, 3, 1))
     x = f.add("CONV_2D", [f.x, w, f.constant(np.zeros(6, np.float32))], (1, 2, 2, 6))
     outputs = f.add(kind, [x if i is None else f.constant(i) for i in inputs], *shapes, **options)
-    template = Template(f.model(f.x), CODES, {"w": weight})
+    template = TfliteTemplate(f.model(f.x), CODES, {"w": weight})
     graph = template.make({"w": {0: np.flatnonzero(HALF).tolist()}}, pads).subgraphs[0]
     values = graph.operators[-1]
     found = [tuple(int(n) for n in graph.tensors[i].shape) for i in np.atleast_1d(outputs)]
@@ -274,7 +275,7 @@ def test_outputs_are_never_narrowed() -> None:
     weight = np.random.default_rng(0).normal(size=(6, 3, 1, 1)).astype(np.float32)
     bias = f.constant(np.zeros(6, np.float32))
     y = f.add("CONV_2D", [f.x, f.constant(weight.transpose(0, 2, 3, 1)), bias], (1, 2, 2, 6))
-    template = Template(f.model(y), CODES, {"w": weight})
+    template = TfliteTemplate(f.model(y), CODES, {"w": weight})
     with pytest.raises(CannotNarrowError, match="would lose channels"):
         template.make({"w": {0: [0, 1]}}, [])
 
@@ -310,7 +311,7 @@ def test_worker_protocol(tmp_path: Path) -> None:
 def test_worker_names_never_become_paths(tmp_path: Path) -> None:
     service = litert.Service(tmp_path)
     for name in ("../x", "/etc/passwd", "a/b", ""):
-        with pytest.raises(litert.RefusedError, match="not a plain file name"):
+        with pytest.raises(litert.UnsupportedError, match="not a plain file name"):
             service._path(name)
 
 
@@ -352,12 +353,12 @@ def test_real_narrowed_outputs_and_times(tiny: Any, lenient: Protocol) -> None:
     model, inputs = tiny
     groups = find_groups(model, inputs)
     target = resolve("litert/cpu")
-    maker = Maker(model, groups, inputs, target)
-    agreement = maker.check(rounds=1)
-    assert maker.how == "narrowed"
+    builder = ConfigurationBuilder(model, groups, inputs, target)
+    agreement = builder.check(rounds=1)
+    assert builder.how == "narrowed"
     assert agreement is not None
     assert agreement < 1e-4
-    wide, thin = maker.load(groups.sizes.tolist()), maker.load([1] * len(groups))
+    wide, thin = builder.load(groups.sizes.tolist()), builder.load([1] * len(groups))
     assert np.median(thin.run(50)) < np.median(wide.run(50))
     assert measure(model, inputs, target, protocol=lenient, time_limit=30).seconds > 0
     target.worker.close()

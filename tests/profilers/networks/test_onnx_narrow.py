@@ -15,9 +15,11 @@ from torch import nn
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.errors import ProfileError
 from dsa_hw.zoo import models
-from profilers.networks.builder import Maker
+from profilers.litert.worker.masks import reshaped
+from profilers.networks.builder import ConfigurationBuilder
 from profilers.networks.onnx_export import export, generic
-from profilers.networks.onnx_narrow.template import Template, reshaped
+from profilers.networks.onnx_narrow import rules, template
+from profilers.networks.onnx_narrow.template import OnnxTemplate
 from profilers.targets import resolve
 from tests.fakes.machine import Tiny
 
@@ -79,7 +81,7 @@ def agreement(model: nn.Module, inputs: tuple[Any, ...], seeds: int = 2) -> tupl
     """Largest relative difference over random kept units, and the number of groups."""
     model = generic(model)
     groups = find_groups(model, inputs)
-    template = Template(model, groups, inputs)
+    template = OnnxTemplate(model, groups, inputs)
     target = resolve("onnxruntime/cpu")
     worst = 0.0
     for seed in range(seeds):
@@ -166,36 +168,32 @@ def test_reshape_of_what_survives(data: st.DataObject) -> None:
 def test_unknown_operation_is_named_and_the_slow_way_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from profilers.networks.onnx_narrow import template as narrow
-
-    monkeypatch.delitem(narrow._RULES, "ReduceMean")
+    monkeypatch.delitem(rules._RULES, "ReduceMean")
     model, inputs = Tiny().eval(), (torch.randn(1, 3, 8, 8),)
     groups = find_groups(model, inputs)
     half = [np.arange(c // 2) for c in groups.sizes]
     with pytest.raises(ProfileError, match="ReduceMean"):
-        Template(generic(model), groups, inputs).make(half)
-    maker = Maker(model, groups, inputs, resolve("onnxruntime/cpu"))
-    loaded = maker.load([len(k) for k in half])
+        OnnxTemplate(generic(model), groups, inputs).make(half)
+    builder = ConfigurationBuilder(model, groups, inputs, resolve("onnxruntime/cpu"))
+    loaded = builder.load([len(k) for k in half])
     assert loaded.run(1)[0] > 0
-    assert maker.how.startswith("exported one by one")
-    assert "ReduceMean" in maker.how
+    assert builder.how.startswith("exported one by one")
+    assert "ReduceMean" in builder.how
     assert "ReduceMean" in caplog.text
 
 
 def test_wrong_narrowing_is_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from profilers.networks.onnx_narrow import template as narrow
-
     model, inputs = Tiny().eval(), (torch.randn(1, 3, 8, 8),)
     groups = find_groups(model, inputs)
-    maker = Maker(model, groups, inputs, resolve("onnxruntime/cpu"))
-    worst = maker.check()
+    builder = ConfigurationBuilder(model, groups, inputs, resolve("onnxruntime/cpu"))
+    worst = builder.check()
     assert worst is not None
     assert worst < 1e-4
-    assert maker.how == "narrowed"
-    right = narrow._take
-    monkeypatch.setattr(narrow, "_take", lambda array, axes: right(array, axes)[::-1].copy())
-    worst = maker.check()
+    assert builder.how == "narrowed"
+    right = template._take
+    monkeypatch.setattr(template, "_take", lambda array, axes: right(array, axes)[::-1].copy())
+    worst = builder.check()
     assert worst is not None
     assert worst > 1e-2
-    assert "differ" in maker.how
+    assert "differ" in builder.how
     assert "differ" in caplog.text

@@ -34,7 +34,7 @@ from profilers.networks.chains import Layer, artefact_of, input_of
 from profilers.remote import agent
 from profilers.remote import device as board
 from profilers.remote.channel import BOOTSTRAP, Channel, LostError, RefusedError, plain
-from profilers.remote.device import Board
+from profilers.remote.device import AgentDevice
 from profilers.remote.failures import Failure, of_lost
 from profilers.targets import resolve, ssh
 from profilers.targets.ssh import Address, Ssh
@@ -158,9 +158,9 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     visits: list[int] = []
     puts: list[tuple[str, int]] = []
     killed: list[str] = []
-    sequence, exchange = Board.sequence, Channel.exchange
+    sequence, exchange = AgentDevice.sequence, Channel.exchange
 
-    def counting(self: Board, steps: Any) -> Any:
+    def counting(self: AgentDevice, steps: Any) -> Any:
         found = sequence(self, steps)
         visits.append(len(found[2][0]))
         return found
@@ -175,7 +175,7 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
             os.kill(victim, signal.SIGKILL)
         return exchange(self, header, payload, limit)
 
-    monkeypatch.setattr(Board, "sequence", counting)
+    monkeypatch.setattr(AgentDevice, "sequence", counting)
     monkeypatch.setattr(Channel, "exchange", spying)
     out = tmp_path / "p.sqlite"
     url = place.address()
@@ -281,15 +281,15 @@ def test_a_killed_host_leaves_nothing_running(place: SimpleNamespace) -> None:
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Callable[..., Board]]:
-    made: list[Board] = []
+def local(tmp_path: Path) -> Iterator[Callable[..., AgentDevice]]:
+    made: list[AgentDevice] = []
 
     def explain(lost: LostError) -> Failure:
         return of_lost(lost, "a board", "login", "host", "python3")
 
-    def make(**options: Any) -> Board:
+    def make(**options: Any) -> AgentDevice:
         folder = str(tmp_path / "board")
-        made.append(Board("a board", LOCAL, explain, login="login", python="python3", folder=folder, **options))
+        made.append(AgentDevice("a board", LOCAL, explain, login="login", python="python3", folder=folder, **options))
         return made[-1]
 
     yield make
@@ -297,13 +297,13 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Board]]:
         one.close()
 
 
-def loaded_on(found: Board, width: int) -> Any:
+def loaded_on(found: AgentDevice, width: int) -> Any:
     chain, onnx = (Layer(width, width),), SimpleNamespace(artefact="onnx", precision="fp32")
     return found.load(artefact_of(chain, onnx), [input_of(chain).numpy()], 1, "cpu")  # type: ignore[arg-type]
 
 
 def test_an_upload_goes_on_where_it_was_cut_off(
-    local: Callable[..., Board], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Callable[..., AgentDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets: list[int] = []
     exchange = Channel.exchange
@@ -330,7 +330,7 @@ def test_an_upload_goes_on_where_it_was_cut_off(
     assert hashlib.sha256(largest.read_bytes()).hexdigest() == largest.name
 
 
-def test_the_watchdogs(local: Callable[..., Board], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdogs(local: Callable[..., AgentDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "_IDLE", 1)
     found = local()
     loaded = loaded_on(found, 4)
@@ -365,7 +365,7 @@ def test_one_session_at_a_time_and_ours_is_taken_over(tmp_path: Path) -> None:
         second.close()
 
 
-def test_another_board_behind_the_same_name_is_not_mixed_in(local: Callable[..., Board], tmp_path: Path) -> None:
+def test_another_board_behind_the_same_name_is_not_mixed_in(local: Callable[..., AgentDevice], tmp_path: Path) -> None:
     found = local()
     loaded = loaded_on(found, 4)
     assert found._about is not None
@@ -376,7 +376,7 @@ def test_another_board_behind_the_same_name_is_not_mixed_in(local: Callable[...,
 
 
 def test_a_request_that_kills_the_agent_is_not_repeated_for_ever(
-    local: Callable[..., Board], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     exchange = Channel.exchange
 
@@ -392,7 +392,7 @@ def test_a_request_that_kills_the_agent_is_not_repeated_for_ever(
 
 
 def test_networks_that_do_not_fit_are_loaded_again(
-    local: Callable[..., Board], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers: list[str] = []
     exchange = Channel.exchange

@@ -39,13 +39,9 @@ def test_contract(runtime: str, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]
         assert (seconds > 0).all()
         assert (seconds < 1).all()
         assert loaded.outputs is not None
-        assert loaded.operations is not None
         with torch.no_grad():
             expected = model(*inputs).numpy()
         np.testing.assert_allclose(loaded.outputs()[0], expected, rtol=1e-3, atol=1e-4)
-        operations = loaded.operations()
-    assert operations
-    assert all(v >= 0 for v in operations.values())
     described = target.describe()
     assert described
     assert all(isinstance(v, str) for v in described.values())
@@ -106,9 +102,9 @@ def test_bad_options_are_refused() -> None:
 
 
 def test_a_broken_clock_is_refused() -> None:
-    with pytest.raises(MeasurementError, match="clock is broken"):
+    with pytest.raises(MeasurementError, match="must return 3 positive times"):
         Loaded(lambda: None, clock=lambda n: np.zeros(n)).run(3)
-    with pytest.raises(MeasurementError, match="clock is broken"):
+    with pytest.raises(MeasurementError, match="must return 3 positive times"):
         Loaded(lambda: None, clock=lambda n: np.ones(n + 1)).run(3)
 
 
@@ -154,10 +150,10 @@ def test_fp16_artefacts(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> Non
 
 
 def test_what_a_runtime_refuses_is_one_line() -> None:
-    with pytest.raises(MeasurementError, match="refuses the network") as error:
+    with pytest.raises(MeasurementError, match="cannot load the network") as error:
         resolve("onnxruntime/cpu").load(b"no model", (torch.zeros(1),))
     assert "\n" not in str(error.value)
-    with pytest.raises(MeasurementError, match="refuses the network"):
+    with pytest.raises(MeasurementError, match="cannot load the network"):
         resolve("openvino/cpu").load(b"no model", (torch.zeros(1),))
 
 
@@ -175,9 +171,6 @@ class FakeTensorRT(types.ModuleType):
     class NetworkDefinitionCreationFlag:
         STRONGLY_TYPED = 1
 
-    class ProfilingVerbosity:
-        DETAILED = "detailed"
-
     def __init__(self) -> None:
         super().__init__("tensorrt")
         self.flags: list[int] = []
@@ -192,8 +185,6 @@ class FakeTensorRT(types.ModuleType):
                 return self.content + b"+kernel"
 
         class Config:
-            profiling_verbosity = None
-
             def create_timing_cache(self, content: bytes) -> Cache:
                 fake.caches.append(content)
                 return Cache(content)
