@@ -83,7 +83,7 @@ def test_half_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("ethos-u55-128?clock=2", ProfileError, "'clock' is not an option"),
         ("ethos-u55-128?config=own.ini", ProfileError, "which system and memory"),
         ("ethos-u55-128?config=nowhere.ini&system=A&memory=B", ProfileError, "no file nowhere.ini"),
-        ("onnxruntime/ethos-u55-128", ProfileError, "leave --runtime out"),
+        ("onnxruntime/ethos-u55-128", ProfileError, "Omit --runtime"),
     ],
 )
 def test_devices_that_do_not_exist(

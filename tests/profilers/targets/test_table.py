@@ -161,7 +161,7 @@ def test_bad_devices(tmp_path: Path) -> None:
         (f"table:{path}?outside=guess", "'guess'"),
         (f"table:{path}?inside=no", "'inside'"),
         (f"table:{tmp_path / 'absent.csv'}", "cannot be read"),
-        (f"torch/table:{path}", "leave --runtime out"),
+        (f"torch/table:{path}", "Omit --runtime"),
     ):
         with pytest.raises(ProfileError, match=words):
             resolve(device)
