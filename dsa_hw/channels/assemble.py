@@ -14,9 +14,10 @@ from torch import nn
 
 from dsa_hw.channels.groups import ROOT, ChannelGroups, Frozen
 from dsa_hw.channels.identities import Ids, Use, fixed
-from dsa_hw.channels.rules import LARGEST_FREE_TENSOR, Pad, Value, Walk, run
+from dsa_hw.channels.rules import run
 from dsa_hw.channels.sizes import Cut, Sizes, parts
 from dsa_hw.channels.trace import Trace, trace
+from dsa_hw.channels.walk import LARGEST_FREE_TENSOR, Pad, Value, Walk
 
 __all__ = ["analyse", "assemble"]
 

@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 from dsa_hw.channels.assemble import analyse, assemble
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.masking import masked
-from dsa_hw.channels.rules import Walk
 from dsa_hw.channels.surgery import shrink_to
 from dsa_hw.channels.trace import as_inputs, evaluating, short_path
+from dsa_hw.channels.walk import Walk
 
 __all__ = ["difference", "find_groups", "randomise"]
 

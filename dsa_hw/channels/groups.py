@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dsa_hw.channels.counts import Count, Operation
 from dsa_hw.channels.identities import Ids
-from dsa_hw.channels.rules import Pad
 from dsa_hw.channels.sizes import Cut, Sizes
+from dsa_hw.channels.walk import Pad
 from dsa_hw.errors import WidthError
 
 __all__ = ["ROOT", "ChannelGroups", "Frozen"]

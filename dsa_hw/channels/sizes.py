@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dsa_hw.channels.counts import Count, Operation, Term
 from dsa_hw.channels.identities import Ids
-from dsa_hw.channels.rules import Value, Walk
 from dsa_hw.channels.trace import TracedOperation
+from dsa_hw.channels.walk import Value, Walk
 
 __all__ = ["Cut", "Sizes", "parts"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.importance import Importance, select_channels
-from dsa_hw.channels.rules import Pad
+from dsa_hw.channels.walk import Pad
 from dsa_hw.errors import WidthError
 
 __all__ = ["first_difference", "shrink", "shrink_to"]

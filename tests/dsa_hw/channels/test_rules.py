@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from dsa_hw.channels.assemble import analyse
-from dsa_hw.channels.rules import RULES
 from dsa_hw.channels.trace import trace
+from dsa_hw.channels.walk import RULES
 from tests.fakes.proving import Attention, Net, OptionA, conv, head, prove, sizes
 
 IMAGE = torch.randn(2, 3, 8, 8)
