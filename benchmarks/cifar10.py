@@ -37,7 +37,6 @@ from torch import nn
 import budgets
 from dsa_hw import find_groups
 from dsa_hw.channels import ChannelGroups, masked, select_channels
-from dsa_hw.channels.trace import evaluating
 from dsa_hw.methods.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
 from dsa_hw.methods.costs import CostSet
@@ -47,6 +46,7 @@ from dsa_hw.methods.dsa.trainer import Recipe, Trainer
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import solve
 from dsa_hw.training.finetune import Endless, evaluate, finetune, recalibrate, statistics_kept
+from dsa_hw.utils.modules import evaluating
 from dsa_hw.zoo import data
 from dsa_hw.zoo.models import load_model
 

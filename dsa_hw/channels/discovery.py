@@ -1,8 +1,8 @@
-"""find_groups: analyse, then prove it on the network itself.
+"""``find_groups``: analyse a network, then verify the analysis on the network itself.
 
-Rules follow tensors, but a ``forward`` can hold a channel count as a plain number, which no trace shows. So every
-analysis is tried out before it is offered: a copy with random weights is shrunk to random widths, must run, and must
-give what the masked copy gives. Groups that break it are frozen, with the place where it broke.
+The rules follow tensors, but ``forward`` can contain a channel count as a plain number, which a trace does not show.
+Therefore a copy with random weights is shrunk to random widths. It must run, and its outputs must equal those of the
+masked copy. Groups that violate this are frozen; the reason names the line of code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -25,23 +24,51 @@ from dsa_hw.channels.assemble import analyse, assemble
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.masking import masked
 from dsa_hw.channels.surgery import shrink_to
-from dsa_hw.channels.trace import as_inputs, evaluating, short_path
+from dsa_hw.channels.trace import short_path
 from dsa_hw.channels.walk import Walk
+from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.utils.modules import device_of, evaluating
+from dsa_hw.utils.text import first_line
 
 __all__ = ["difference", "find_groups", "randomise"]
 
-_Test = Callable[[ChannelGroups, Sequence[NDArray[np.int64]]], None]
+_Test = Callable[[ChannelGroups, Sequence[Ints]], None]
 _logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-4
-_DRAWS = 2  # of random widths on shapes alone, which cost next to nothing
-_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # with the separator: not torchvision's
+_DRAWS = 2  # of random widths; runs on shapes without data are cheap
+_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # the separator keeps torchvision out
 
 
 def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -> ChannelGroups:
-    """Channel groups of any model that ``torch.export`` can trace.
+    """Find the channel groups of a model that ``torch.export`` can trace.
 
-    ``example_inputs``: a tensor, a tuple of arguments or a dict of keyword arguments, on the model's device.
-    ``verify=False`` leaves out the proof that the shrunk network equals the masked one.
+    The model is not changed and is not run.
+
+    Args:
+        model: The network, in any mode and on any device.
+        example_inputs: A tensor, a tuple of positional arguments or a dict of keyword arguments, on the device of the
+            model.
+        verify: Whether to check on a copy with random weights that shrunk and masked networks give equal outputs.
+            Groups that fail the check are frozen. Without it, code that contains a channel count as a number can
+            make ``shrink`` return a network that fails or computes something else.
+
+    Returns:
+        The channel groups; ``frozen`` lists what cannot be removed, with the reason.
+
+    Raises:
+        TraceError: The model cannot be copied, does not run on ``example_inputs``, or cannot be exported.
+        ModelError: ``example_inputs`` has another type.
+
+    Example:
+        >>> import torch
+        >>> from dsa_hw import find_groups
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+        >>> groups = find_groups(model, torch.randn(1, 3, 16, 16))
+        >>> groups.names, groups.sizes.tolist()
+        (('0',), [8])
+        >>> [(frozen.name, frozen.reason) for frozen in groups.frozen]
+        [('2', 'network output')]
     """
     walk, groups = analyse(model, example_inputs)
     if verify and len(groups):
@@ -51,7 +78,7 @@ def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -
 
 
 class _BrokenError(Exception):
-    """The shrunk network does not run (``module`` says where, if known), or it runs and gives something else."""
+    """The shrunk network fails (in ``module``, where known) or its outputs differ from the masked network's."""
 
     def __init__(self, reason: str, module: str = "") -> None:
         super().__init__(reason)
@@ -70,19 +97,19 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
                 break
             except _BrokenError as broken:
                 if test == check.shapes and not check.runs_on_meta(groups):
-                    break  # not even the dense network runs without data: the numbers will tell
+                    break  # the dense network does not run without data either: leave it to check.values
                 culprits = _isolate(test, groups, rng) or dict.fromkeys(_suspects(groups, broken), str(broken))
                 for k, reason in culprits.items():
-                    _logger.info("group %s frozen: %s", groups.names[k], reason)
+                    _logger.info("Group %s is frozen: %s", groups.names[k], reason)
                     frozen.update(dict.fromkeys(groups.identities[k].tolist(), reason))
                 groups = assemble(walk, model, frozen)
     return groups
 
 
-def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Random kept units for the groups in ``which``, everything for the others.
+def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Generator) -> list[Ints]:
+    """Draw random kept units for the groups in ``which``; keep all units of the others.
 
-    An odd number of them where there is a choice: code that divides a channel count should not pass by luck.
+    The number of kept units is odd where possible, so that code that divides a channel count fails here.
     """
     kept = []
     for k, size in enumerate(groups.sizes.tolist()):
@@ -93,7 +120,7 @@ def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Ge
 
 
 def _isolate(test: _Test, groups: ChannelGroups, rng: np.random.Generator) -> dict[int, str]:
-    """The groups that break the network when they alone are shrunk, each with its reason, by halving."""
+    """Find by bisection the groups that break the network when shrunk alone, each with its reason."""
 
     def search(which: list[int]) -> dict[int, str]:
         try:
@@ -109,7 +136,7 @@ def _isolate(test: _Test, groups: ChannelGroups, rng: np.random.Generator) -> di
 
 
 def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:
-    """Where no group breaks it alone but several do together: those that pass where it broke, or else all."""
+    """Return the groups with channels in the module that failed, or all groups where it is not known."""
     total = int(groups.offsets[-1])
     owner = np.repeat(np.arange(len(groups)), groups.sizes)
     here = [c.units for c in groups.cuts if f"{c.tensor}.".startswith(f"{broken.module}.")]
@@ -119,36 +146,36 @@ def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:
 
 
 class _Check:
-    """Trying out analyses of one model: on shapes alone, which costs almost nothing, and on numbers."""
+    """Checks of channel groups of one model: on shapes without data, which is cheap, and on values."""
 
     def __init__(self, model: nn.Module, example_inputs: Any) -> None:
         self.model, self.inputs = model, example_inputs
         self.random: dict[torch.dtype, tuple[nn.Module, Any]] = {}
 
     def runs_on_meta(self, groups: ChannelGroups) -> bool:
-        """Whether the dense network runs without data at all."""
+        """Return whether the dense network runs without data."""
         try:
             self.shapes(groups, [np.arange(size) for size in groups.sizes])
         except _BrokenError:
             return False
         return True
 
-    def shapes(self, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]]) -> None:
-        """The shrunk network runs."""
+    def shapes(self, groups: ChannelGroups, kept: Sequence[Ints]) -> None:
+        """Check that the shrunk network runs."""
         small = shrink_to(self.model, groups, kept, device="meta")
         _forward(small, pytree.tree_map_only(Tensor, lambda t: t.to("meta"), self.inputs))
 
-    def values(self, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]]) -> None:
-        """The shrunk network gives what the masked one gives, with random weights."""
+    def values(self, groups: ChannelGroups, kept: Sequence[Ints]) -> None:
+        """Check that shrunk and masked network give equal outputs with random weights."""
         gap = float("inf")
-        for dtype in (torch.float32, torch.float64):  # deep networks amplify rounding: before a no, ask in double
+        for dtype in (torch.float32, torch.float64):  # deep networks amplify rounding: repeat in double
             dense, inputs = self._randomised(dtype)
-            found = _forward(shrink_to(dense, groups, kept), inputs)  # first: it is the one that may not run
+            found = _forward(shrink_to(dense, groups, kept), inputs)  # first, because it may fail
             with masked(dense, groups, kept):
                 gap = difference(_forward(dense, inputs), found)
             if gap <= _TOLERANCE:
                 return
-        reason = f"shrinking changes what the network computes (by {gap:.1e}): its code depends on this channel count"
+        reason = f"shrinking changes the outputs (relative difference {gap:.1e}): code depends on this channel count"
         raise _BrokenError(reason)
 
     def _randomised(self, dtype: torch.dtype) -> tuple[nn.Module, Any]:
@@ -159,7 +186,10 @@ class _Check:
 
 
 def difference(expected: Any, found: Any) -> float:
-    """Largest difference between two outputs (tensors, tuples, dicts ...) relative to the largest expected value."""
+    """Return the largest difference between two outputs, relative to the largest expected value.
+
+    Outputs are tensors or nested tuples, lists and dicts of tensors; different shapes give infinity.
+    """
     pairs = list(zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True))
     gaps = [0.0]
     for a, b in pairs:
@@ -186,15 +216,13 @@ def _forward(model: nn.Module, example_inputs: Any) -> Any:
                 module = names[id(owner)]
             if not frame.f_code.co_filename.startswith(_TORCH_FOLDER) and frame.f_code.co_filename != __file__:
                 place = f"{short_path(frame.f_code.co_filename)}:{line}"
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = f"{place or module}"
-        raise _BrokenError(f"the code at {where} depends on this channel count ({message})", module) from error
+        reason = f"the code at {place or module} depends on this channel count ({first_line(error)})"
+        raise _BrokenError(reason, module) from error
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:
-    """Random weights and statistics, in place, so that nothing agrees by being zero; activations stay near 1."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    generator = torch.Generator(device).manual_seed(seed)
+    """Fill weights and statistics with random values in place; activations keep a size near 1."""
+    generator = torch.Generator(device_of(model)).manual_seed(seed)
 
     def fill(tensor: Tensor, low: float, high: float) -> None:
         tensor.uniform_(low, high, generator=generator)

@@ -1,8 +1,8 @@
-"""nn.Module -> the list of its ATen operations, with shapes and with the place in the user's code.
+"""A network as the list of its ATen operations, with shapes and with the place in the user's code.
 
-``torch.export`` (non-strict) runs the model's own Python once on fake tensors; what comes back is a flat graph in which
-``conv2d``, ``linear``, ``layer_norm`` ... are still single operations. Everything above this module works on that list
-and never on the model's source.
+``torch.export`` (non-strict) runs the Python code of the model once on fake tensors and returns a flat graph in which
+``conv2d``, ``linear``, ``layer_norm`` and so on are single operations. The rest of the package uses that graph only,
+never the source of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +23,18 @@ import torch
 from torch import fx, nn
 
 from dsa_hw.errors import TraceError
+from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.utils.text import first_line
 
-__all__ = ["Trace", "TracedOperation", "as_inputs", "copy_sharing_tensors", "evaluating", "trace"]
+__all__ = ["Trace", "TracedOperation", "copy_sharing_tensors", "short_path", "trace"]
 
-_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # with the separator: not torchvision's
+_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # the separator keeps torchvision out
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
 @dataclass(frozen=True, eq=False)
 class TracedOperation:
-    """One ATen call. ``arguments`` maps the schema's argument names to Python values and ``fx.Node`` references."""
+    """One ATen call; ``arguments`` maps the names in its schema to Python values and ``fx.Node`` references."""
 
     node: fx.Node
     kind: str
@@ -52,11 +54,11 @@ class TracedOperation:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The operations in execution order, and which graph inputs are the model's own tensors (by state_dict name)."""
+    """The operations in execution order, and which graph inputs are parameters, buffers or user inputs."""
 
     operations: tuple[TracedOperation, ...]
     tensors: Mapping[str, str]
-    """Graph input -> name of the parameter or buffer."""
+    """Graph input -> state_dict name of the parameter or buffer."""
     values: Mapping[str, torch.Tensor]
     """Name of a parameter, buffer or constant -> its value."""
     constants: Mapping[str, str]
@@ -66,50 +68,29 @@ class Trace:
     outputs: tuple[fx.Node, ...] = field(default=())
 
 
-def as_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a tensor, a sequence of arguments, or a mapping of keyword arguments."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
-        return tuple(example_inputs), {}
-    raise TraceError(
-        f"example_inputs is a {type(example_inputs).__name__}: "
-        "give a tensor, a tuple of arguments or a dict of keyword arguments"
-    )
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own mode restored outside."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def trace(model: nn.Module, example_inputs: Any) -> Trace:
-    """Export a copy of ``model`` in evaluation mode; ``model`` itself is never run and does not change."""
+    """Export a copy of ``model`` in evaluation mode; ``model`` itself is not run and does not change.
+
+    Raises:
+        TraceError: The model cannot be copied, does not run on ``example_inputs``, or cannot be exported.
+        ModelError: ``example_inputs`` is not a tensor, a sequence or a mapping.
+    """
     args, kwargs = as_inputs(example_inputs)
     copied = copy_sharing_tensors(model).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # On failure torch.export prints the half-made graph to the terminal; the error says it in one line.
+            # On failure torch.export prints the incomplete graph; the error message has its cause in one line.
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 program = torch.export.export(copied, args, kwargs, strict=False)
         except Exception as error:
             _check_forward(copy_sharing_tensors(model).eval(), args, kwargs)
             raise TraceError(
-                f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Data-dependent control flow "
-                "in forward is the usual cause: remove it, or trace the part of the model without it"
+                f"torch.export cannot trace {type(model).__name__}: {first_line(error)}. The usual cause is "
+                "data-dependent control flow in forward. Remove it, or prune the part of the model without it."
             ) from error
     signature = program.graph_signature
-    # A tied tensor has several names; everywhere else it goes by the first, as in model.named_parameters().
+    # A tied tensor has several names. The first one is used, as in model.named_parameters().
     first: dict[int, str] = {}
     canonical = {
         name: first.setdefault(id(tensor), name)
@@ -144,20 +125,20 @@ def copy_sharing_tensors(model: nn.Module) -> nn.Module:
     """Copy ``model`` with all its attributes; parameters and buffers are those of ``model``, not copies of them.
 
     ``forward`` may assign attributes. During an export these are fake tensors, which torch.export removes only where
-    the instance had the attribute before. In a copy they do no harm.
+    the instance had the attribute before. The copy is discarded, and they with it.
     """
     memo = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:  # whatever the __deepcopy__ and __reduce__ of the user's attributes raise
         raise TraceError(
-            f"{type(model).__name__} cannot be copied with copy.deepcopy, which pruning needs: {_first_line(error)}. "
-            "Remove the attribute that cannot be copied"
+            f"{type(model).__name__} cannot be copied with copy.deepcopy, which pruning needs: {first_line(error)}. "
+            "Remove the attribute that cannot be copied."
         ) from error
 
 
 def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model once, so that a wrong input is told apart from a model that cannot be traced."""
+    """Run the model once, to distinguish a wrong input from a model that cannot be traced."""
     try:
         with torch.no_grad():
             model(*args, **kwargs)
@@ -167,12 +148,8 @@ def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         )
         raise TraceError(
             f"{type(model).__name__} does not run on the example input ({shapes or 'no tensor'}): "
-            f"{_first_line(error)}. Give the shape that the model takes"
+            f"{first_line(error)}. Give an input that the model accepts."
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(". ")
 
 
 def _operation(node: fx.Node) -> TracedOperation:
@@ -182,7 +159,7 @@ def _operation(node: fx.Node) -> TracedOperation:
     if target is operator.getitem:
         return TracedOperation(node, "getitem", {"input": node.args[0], "index": node.args[1]}, module, "")
     schema = getattr(target, "_schema", None)
-    if schema is None:  # a higher-order operation: its arguments are only known by position
+    if schema is None:  # a higher-order operation: its arguments have no names
         arguments = {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
         return TracedOperation(node, str(getattr(target, "__name__", target)), arguments, module, place(node))
     arguments = {}
@@ -198,7 +175,7 @@ def _operation(node: fx.Node) -> TracedOperation:
 
 
 def place(node: fx.Node) -> str:
-    """``file:line`` of the innermost frame outside torch, without the folders before the package."""
+    """Return ``file:line`` of the innermost frame outside torch, without the folders before the package."""
     found = ""
     for match in _FRAME.finditer(node.meta.get("stack_trace") or ""):
         if not match["file"].startswith(_TORCH_FOLDER):
@@ -207,7 +184,7 @@ def place(node: fx.Node) -> str:
 
 
 def short_path(path: str) -> str:
-    """A file's path without the part that belongs to one machine."""
+    """Return the path of a file from its package on, without the part that differs between machines."""
     parts = pathlib.PurePath(path).parts
     if "site-packages" in parts:
         return "/".join(parts[parts.index("site-packages") + 1 :])

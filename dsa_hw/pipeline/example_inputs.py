@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dsa_hw.errors import ModelError
+from dsa_hw.utils.inputs import as_tensors
 
 __all__ = ["example_for"]
 
@@ -24,9 +25,7 @@ _FEW_HALVINGS = 8
 def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
     """``example_inputs`` as a tuple, or one made for the first layer of ``model``, logged as a warning."""
     if example_inputs is not None:
-        from profilers.networks.builder import as_inputs
-
-        return as_inputs(example_inputs)
+        return as_tensors(example_inputs)
     first = next(_layers(model), None)
     if isinstance(first, nn.Linear):
         shapes: list[tuple[int, ...]] = [(1, first.in_features)]

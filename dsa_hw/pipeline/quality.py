@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from dsa_hw.channels.trace import evaluating
 from dsa_hw.errors import TrainingError
+from dsa_hw.utils.modules import evaluating
+from dsa_hw.utils.text import first_line
 
 __all__ = ["AGREEMENT", "OUTPUT_ERROR", "UNKNOWN", "Quality", "quality_on_synthetic_inputs"]
 
@@ -80,8 +81,7 @@ def quality_on_synthetic_inputs(dense: nn.Module, pruned: nn.Module, example_inp
     except TrainingError:
         return _unknown("only floating-point inputs can be synthesised")
     except Exception as error:  # whatever the network raises where its batch size is fixed, for example
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        return _unknown(f"the network does not run on {_BATCH} synthetic inputs at once ({first})")
+        return _unknown(f"the network does not run on {_BATCH} synthetic inputs at once ({first_line(error)})")
     squares = torch.stack([square for square, _ in pairs]).sum(0)  # (outputs, 2)
     if not len(squares) or not bool(torch.isfinite(squares).all()) or not bool((squares[:, 1] > 0).all()):
         return _unknown("the outputs on synthetic inputs are not finite, all zero or no floating-point numbers")

@@ -16,6 +16,7 @@ from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, ModelError, PlanError, ProfileError
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.meters import DENSE, gauge_for
+from dsa_hw.utils.inputs import as_tensors
 
 if TYPE_CHECKING:
     from profilers import Protocol
@@ -108,9 +109,7 @@ def recheck(
 def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
     """The given inputs, or random ones of the shapes that the plan was made for."""
     if example_inputs is not None:
-        from profilers.networks.builder import as_inputs
-
-        return as_inputs(example_inputs)
+        return as_tensors(example_inputs)
     parameter = next(iter(model.parameters()), torch.empty(0))
     source = torch.Generator().manual_seed(0)
     return tuple(torch.randn(s, generator=source).to(parameter.device, parameter.dtype) for s in plan.inputs)

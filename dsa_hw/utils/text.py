@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["one_line", "percent", "unknown_name"]
+__all__ = ["first_line", "one_line", "percent", "unknown_name"]
 
 
 def one_line(text: object, limit: int = 300) -> str:
@@ -21,6 +21,15 @@ def one_line(text: object, limit: int = 300) -> str:
         line = type(text).__name__
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of ``error``, without its full stop, as part of another message.
+
+    >>> first_line(RuntimeError("Shapes do not match.\\nWhile executing conv2d"))
+    'Shapes do not match'
+    """
+    return one_line(str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(". ")
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -20,11 +20,12 @@ import pandas as pd
 from torch import nn
 
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.utils.inputs import as_tensors
 from profilers.fleet.bench import OnFleet, SlowOnFleet
 from profilers.fleet.members import Fleet, Kind
 from profilers.fleet.on_worker import Memory
 from profilers.measuring.measurement import Protocol
-from profilers.networks.builder import ConfigurationBuilder, as_inputs
+from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling.api import Event, _Job
 from profilers.storage.store import Store
 
@@ -81,7 +82,7 @@ def profile_fleet(
             rows = store.table("environments")
         known = [json.loads(row[rows[0].index("description")]) for row in rows[1]]
         client = stack.enter_context(connected(fleet))
-        inputs = as_inputs(example_inputs)
+        inputs = as_tensors(example_inputs)
         many = _Listeners(listener or (lambda event: None))
         many.say(Event("finding channel groups"))
         found_groups = groups or find_groups(model, inputs)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dsa_hw.channels import shrink
-from dsa_hw.errors import ModelError, ProfileError
+from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arrays import Floats, Ints
 from profilers.networks.loaded import Loaded
 from profilers.networks.onnx_export import at_precision, export, generic
@@ -23,25 +23,12 @@ if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
     from profilers.targets import Target
 
-__all__ = ["ConfigurationBuilder", "as_inputs", "load_module"]
+__all__ = ["ConfigurationBuilder", "load_module"]
 
 _log = logging.getLogger(__name__)
 
 # Largest accepted relative difference between outputs of a narrowed graph and of the shrunk network, by precision.
 _AGREEMENT = {"fp32": 1e-3, "fp16": 5e-2}
-
-
-def as_inputs(example_inputs: Any) -> tuple[Any, ...]:
-    """Return example inputs as a tuple of positional arguments."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,)
-    inputs = tuple(example_inputs)
-    if not inputs or not all(isinstance(x, torch.Tensor) for x in inputs):
-        raise ModelError(
-            "`example_inputs` must be a tensor or a non-empty tuple of tensors; got "
-            f"{[type(x).__name__ for x in inputs]}."
-        )
-    return inputs
 
 
 def load_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -> Loaded:

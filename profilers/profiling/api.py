@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.inputs import as_tensors
 from profilers import machine
 from profilers.measuring import environment as environments
 from profilers.measuring.bench import Bench
 from profilers.measuring.measurement import Measurement, Protocol, Samples
 from profilers.measuring.reference import ReferenceFile
-from profilers.networks.builder import ConfigurationBuilder, as_inputs, load_module
+from profilers.networks.builder import ConfigurationBuilder, load_module
 from profilers.profiling import grid as grids
 from profilers.profiling.design import Space, adaptive, corners, spread
 from profilers.storage.store import Store, StoredConfiguration, identity
@@ -94,7 +95,7 @@ def measure(
     """
     found = resolve(target, precision=precision, threads=threads)
     rules = protocol or Protocol(statistic=statistic)
-    loaded = load_module(model, as_inputs(example_inputs), found)
+    loaded = load_module(model, as_tensors(example_inputs), found)
     bench = bench_for(quantity, found, counter=counter, protocol=rules, references=references, seed=seed)
     what = name or type(model).__name__
     result = bench.measure({what: loaded}, limit=time_limit)[what]
@@ -145,7 +146,7 @@ def profile(
         store = stack.enter_context(Store(out))  # first: a file that cannot be used is refused before any work
         job = _Job(
             model,
-            as_inputs(example_inputs),
+            as_tensors(example_inputs),
             resolve(target, precision=precision, threads=threads),
             store,
             protocol=protocol or Protocol(statistic=statistic),
@@ -190,7 +191,7 @@ def self_check(
     """
     from dsa_hw.channels import find_groups
 
-    inputs = as_inputs(example_inputs)
+    inputs = as_tensors(example_inputs)
     found = resolve(target, precision=precision, threads=threads)
     groups = groups or find_groups(model, inputs)
     space = Space.of(groups.names, groups.sizes, grids.fixed_grid(groups, 8))

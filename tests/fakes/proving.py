@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import budgets
 from dsa_hw import ChannelGroups, masked, shrink
 from dsa_hw.channels.discovery import difference, randomise
-from dsa_hw.channels.trace import as_inputs
+from dsa_hw.utils.inputs import as_inputs
 
 
 class Net(nn.Module):

@@ -16,13 +16,13 @@ from torch.utils import _pytree as pytree
 
 from dsa_hw.channels import masked
 from dsa_hw.channels.importance import scores
-from dsa_hw.channels.trace import as_inputs
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.baselines._options import Compute, Evaluation
 from dsa_hw.methods.dsa.method import made_up_batches, output_distance
 from dsa_hw.methods.problem import Problem
 from dsa_hw.training.finetune import checked_loss, device_of, on_device, precise
 from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.inputs import as_inputs
 
 __all__ = ["Evaluator", "place", "prepared", "ranks", "seeded", "unit_scores"]
 

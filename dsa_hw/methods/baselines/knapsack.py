@@ -11,7 +11,6 @@ import torch
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from dsa_hw.channels.trace import as_inputs
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
 from dsa_hw.methods.baselines._limits import Limits, dense_proposal
@@ -19,6 +18,7 @@ from dsa_hw.methods.baselines._options import Evaluation, read
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method
 from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.inputs import as_inputs
 
 __all__ = ["knapsack"]
 

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import scores
-from dsa_hw.channels.trace import evaluating
 from dsa_hw.training.finetune import Loss, checked_loss, device_of, on_device, precise
+from dsa_hw.utils.modules import evaluating
 
 __all__ = ["fisher"]
 

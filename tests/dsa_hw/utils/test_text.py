@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsa_hw.utils.text import one_line, unknown_name
+from dsa_hw.utils.text import first_line, one_line, unknown_name
 
 
 @given(st.text(), st.integers(4, 60))
@@ -22,3 +22,8 @@ def test_exception_without_message_gives_its_class() -> None:
 def test_unknown_name_lists_what_there_is_and_guesses_only_close_names() -> None:
     assert "Did you mean" not in unknown_name("method", "zzz", ["dsa", "uniform"])
     assert unknown_name("method", "unifrom", ["dsa", "uniform"]).count("'uniform'?") == 1
+
+
+def test_first_line_of_an_error_can_stand_inside_a_sentence() -> None:
+    assert first_line(RuntimeError("\n Shapes differ. \nTraceback ...")) == "Shapes differ"
+    assert first_line(KeyError()) == "KeyError"
