@@ -409,7 +409,7 @@ def test_wrong_input_and_untraceable_model() -> None:
     with pytest.raises(TraceError, match=r"does not run on the example input \(2x4x8x8\)"):
         find_groups(Small(), torch.randn(2, 4, 8, 8))
     model = Net(lambda n, x: n.a(x) if x.sum() > 0 else n.a(-x), a=conv(3, 4))
-    with pytest.raises(TraceError, match="Data-dependent control flow"):
+    with pytest.raises(TraceError, match="data-dependent control flow"):
         find_groups(model, IMAGE)
     with pytest.raises(ModelError, match="must be a tensor, a tuple of positional arguments"):
         find_groups(model, 3)
