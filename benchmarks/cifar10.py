@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import datetime
 import fcntl
@@ -27,7 +26,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -42,11 +40,14 @@ from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
 from dsa_hw.methods.dsa.fisher import fisher
-from dsa_hw.methods.dsa.trainer import Recipe, Trainer
+from dsa_hw.methods.dsa.recipe import Recipe
+from dsa_hw.methods.dsa.trainer import Trainer
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import solve
-from dsa_hw.training.finetune import Endless, evaluate, finetune, recalibrate, statistics_kept
-from dsa_hw.utils.modules import evaluating
+from dsa_hw.training.batchnorm import batch_statistics, recalibrate
+from dsa_hw.training.finetune import finetune
+from dsa_hw.training.loaders import RepeatingLoader
+from dsa_hw.training.metrics import accuracy
 from dsa_hw.zoo import data
 from dsa_hw.zoo.models import load_model
 
@@ -116,12 +117,12 @@ class Case:
         network = network.to(memory_format=torch.channels_last)
         found.train.epoch = 0
         recalibrate(network, found.train, 10, "bf16")
-        before = evaluate(network, found.test)
+        before = accuracy(network, found.test)
         begin = time.process_time()
         finetune(network, found.train, epochs, lr=FINETUNE_LR, precision="bf16", progress=self.args.progress)
         return {
             "before": before,
-            "accuracy": evaluate(network, found.test),
+            "accuracy": accuracy(network, found.test),
             "finetune_cpu_s": time.process_time() - begin,
         }
 
@@ -232,7 +233,7 @@ def vgg(args: argparse.Namespace) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), file)
         row = {"study": "vgg", "method": "dense", "budget": 1.0, "seed": 0, "epochs": args.vgg_epochs}
-        Book(args.out).add({**row, "accuracy": evaluate(model, found.test)})
+        Book(args.out).add({**row, "accuracy": accuracy(model, found.test)})
     methods = args.methods or ("dsa", *RIVALS)
     compare(case, "vgg", ((m, b, s) for b, s in [(0.2, 0), (0.5, 0), (0.2, 1), (0.2, 2)] for m in methods), args)
 
@@ -251,7 +252,7 @@ def scratch(args: argparse.Namespace) -> None:
         if method == "dsa":
             recipe = Recipe.short(args.epochs, precision="bf16")
             trainer = Trainer(
-                model, case.groups, [case.flops], [0.5 * case.dense], found.train, found.val, recipe,
+                model, case.groups, budgets.FlopsBudget("50%"), found.train, found.val, recipe,
                 finetune=found.whole,
                 folder=Path(args.cache) / f"scratch_dsa_{args.seed}", progress=args.progress, seed=args.seed,
             )  # fmt: skip
@@ -269,7 +270,7 @@ def scratch(args: argparse.Namespace) -> None:
                 model, found.whole, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
                 precision="bf16", progress=args.progress, folder=args.cache / f"scratch_{method}_{args.seed}",
             )  # fmt: skip
-        book.add({**row, "accuracy": evaluate(model, found.test), "cpu_s": time.process_time() - begin})
+        book.add({**row, "accuracy": accuracy(model, found.test), "cpu_s": time.process_time() - begin})
 
 
 def paper(args: argparse.Namespace) -> None:
@@ -303,13 +304,13 @@ def paper(args: argparse.Namespace) -> None:
         first = found.train if method == "dsa" else found.whole
         folder = args.cache / "-".join(map(str, ("paper", name, method, budget, args.seed, args.smoke)))
         trainer = Trainer(
-            model.to(args.device), groups, [cost], [limit], first, found.val,
+            model.to(args.device), groups, CostSet([cost], groups.sizes, [limit]), first, found.val,
             Recipe.paper(precision=precision, **short), finetune=found.whole,
             test=found.test, folder=folder, progress=True, seed=args.seed,
         )  # fmt: skip
         trained = trainer.run()
         used = float(cost.value(torch.from_numpy(trained.widths / groups.sizes))) / case.dense
-        book.add({**key, "used": used, "accuracy": evaluate(trained.model, found.test)})
+        book.add({**key, "used": used, "accuracy": accuracy(trained.model, found.test)})
 
 
 # The names are keys of the recorded results. "the paper's relaxation" has |gamma| and a beta2 of importances as in the
@@ -346,20 +347,12 @@ def guidance(args: argparse.Namespace) -> None:
         torch.manual_seed(seed)
         changes = dict(ABLATION.get(name, {}))
         minimum, importance = changes.pop("minimum", 0.05), changes.pop("importance", "auto")
-        stored = changes.pop("statistics", None)
         base, guide = ("dsa" if name in ABLATION else name), changes.pop("guide", "val")
         guides: dict[str, dict[str, Any]] = {"none": {"train": None, "val": None}, "train": {}, "val": {"train": None}}
         problem = case.problem(budget, seed, base, minimum=minimum, importance=importance, **guides[guide])
         if base == "dsa":
             problem = replace(problem, options={**problem.options, **changes})
-        # In evaluation mode instead of with each batch's own statistics.
-        instead = (
-            mock.patch("dsa_hw.methods.dsa.allocator.statistics_kept", evaluating)
-            if stored
-            else contextlib.nullcontext()
-        )
-        with instead:
-            proposal = solve(problem, base)
+        proposal = solve(problem, base)
         realised, used = build(case, proposal, budget, seed)
         row = {"study": "guidance", "method": name, "budget": budget, "seed": seed, "used": used}
         row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
@@ -376,7 +369,7 @@ def rationality(args: argparse.Namespace) -> None:
     found = case.data(0)
     batches = list(itertools.islice(iter(found.val), 8))
     allocator = Allocator(
-        case.model, case.groups, [case.flops], [0.33 * case.dense], steps=60, precision="bf16", smoothing=0.0
+        case.model, case.groups, budgets.FlopsBudget("33%"), steps=60, precision="bf16", smoothing=0.0
     )
     allocator.admm.state.theta[:] = allocator.admm.state.z[:] = 1.0  # alpha = 0.73 everywhere: some channels matter
     allocator.step(*batches)
@@ -395,7 +388,7 @@ def rationality(args: argparse.Namespace) -> None:
 def _loss(case: Case, widths: Any, batches: list[Any]) -> float:
     kept = select_channels(case.model, case.groups, widths)
     total = 0.0
-    with torch.no_grad(), statistics_kept(case.model), masked(case.model, case.groups, kept):
+    with torch.no_grad(), batch_statistics(case.model), masked(case.model, case.groups, kept):
         for inputs, labels in batches:
             total += float(nn.functional.cross_entropy(case.model(inputs), labels)) / len(batches)
     return total
@@ -409,23 +402,22 @@ def overhead(args: argparse.Namespace) -> None:
     found = case.data(0)
     twin = copy.deepcopy(case.model)
     recipe = Recipe.paper(precision="bf16", warm_up=0, allocation=300, finetune=0, milestones=())
-    limits = [0.5 * case.dense]
-    trainer = Trainer(case.model, case.groups, [case.flops], limits, found.train, found.val, recipe)
-    from dsa_hw.training.finetune import checked_loss, precise
+    trainer = Trainer(case.model, case.groups, budgets.FlopsBudget("50%"), found.train, found.val, recipe)
+    from dsa_hw.training.losses import autocast, checked_loss
 
-    source = Endless(found.train)
+    source = RepeatingLoader(found.train)
     optimiser = torch.optim.SGD(twin.parameters(), 0.05, 0.9, weight_decay=4e-5)
 
     def plain() -> None:
         twin.train()
-        with precise("bf16", torch.device("cpu")):
+        with autocast("bf16", torch.device("cpu")):
             value = checked_loss(twin, next(source), nn.functional.cross_entropy)
         optimiser.zero_grad(set_to_none=True)
         value.backward()
         optimiser.step()
 
     seconds: dict[str, list[float]] = {"with": [], "without": []}
-    turns: list[tuple[str, Callable[[], None]]] = [("with", trainer._one), ("without", plain)]
+    turns: list[tuple[str, Callable[[], None]]] = [("with", trainer.advance), ("without", plain)]
     for turn in range(6):
         for name, step in turns:
             begin = time.process_time()

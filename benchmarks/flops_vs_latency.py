@@ -46,7 +46,9 @@ from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
-from dsa_hw.training.finetune import evaluate, finetune, recalibrate
+from dsa_hw.training.batchnorm import recalibrate
+from dsa_hw.training.finetune import finetune
+from dsa_hw.training.metrics import accuracy
 from dsa_hw.utils.progress import Bar
 from dsa_hw.zoo import data as datasets
 from dsa_hw.zoo.models import load_model
@@ -135,7 +137,7 @@ def dense_network(name: str, args: argparse.Namespace) -> nn.Module:
             folder=args.work / f"{name}-unfinished",
         )  # fmt: skip
         row = {"what": "dense", "model": name, "epochs": args.dense_epochs}
-        note(args.out, {**row, "accuracy": evaluate(model, images.test)})
+        note(args.out, {**row, "accuracy": accuracy(model, images.test)})
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), kept)
     model.load_state_dict(torch.load(kept, weights_only=True))
@@ -300,11 +302,11 @@ def train(network: Network, seed: int, share: float, args: argparse.Namespace) -
                 model = torch_pruned(network, choice["ratio"], choice["step"])
             model = model.to(memory_format=torch.channels_last)
             recalibrate(model, images.train, 10, "bf16")
-            before = evaluate(model, images.test)
+            before = accuracy(model, images.test)
             torch.manual_seed(seed)
             finetune(model, images.train, args.epochs, lr=0.05, precision="bf16")
-            accuracy = evaluate(model, images.test)
-            note(args.out, {**key, "before": before, "accuracy": accuracy, "epochs": args.epochs})
+            after = accuracy(model, images.test)
+            note(args.out, {**key, "before": before, "accuracy": after, "epochs": args.epochs})
 
 
 def report(path: Path) -> str:

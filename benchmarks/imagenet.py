@@ -32,8 +32,9 @@ import budgets
 from dsa_hw import find_groups
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.dsa.trainer import Recipe, Trained, Trainer
-from dsa_hw.training.finetune import evaluate
+from dsa_hw.methods.dsa.recipe import Recipe
+from dsa_hw.methods.dsa.trainer import Trained, Trainer
+from dsa_hw.training import metrics
 from dsa_hw.zoo.models import load_model
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -110,7 +111,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
 def accuracy(model: torch.nn.Module, test: DataLoader[Any], precision: str, device: torch.device) -> float:
     """Over all ranks' shares of the test images, each image once."""
     count = len(test.dataset)  # type: ignore[arg-type]
-    right = evaluate(model, test, precision) * count if count else 0.0
+    right = metrics.accuracy(model, test, precision) * count if count else 0.0
     both = torch.tensor([right, count], dtype=torch.float64, device=device)
     if distributed.is_initialized():
         distributed.all_reduce(both)
@@ -132,8 +133,7 @@ def run(args: argparse.Namespace) -> None:
         trainer = Trainer(
             model.to(device),
             groups,
-            [cost],
-            [budget.limit(cost.dense)],
+            budget,
             train,
             val,
             recipe(args),

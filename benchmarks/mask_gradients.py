@@ -26,7 +26,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities, sample_masks
+from dsa_hw.methods.dsa.estimators import sample_masks
+from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities
 
 LAYOUT = Layout((5, 5))
 ESTIMATORS: dict[str, tuple[str, float]] = {

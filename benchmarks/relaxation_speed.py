@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities, sample_masks
+from dsa_hw.methods.dsa.estimators import sample_masks
+from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities
 
 BETA2 = (0.05, 0.5, 5.0, 100.0)
 GOAL_MS = 2.0

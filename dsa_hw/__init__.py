@@ -15,7 +15,7 @@ _HOMES = {
     "Allocator": "dsa_hw.methods.dsa.allocator",
     "Certificate": "dsa_hw.pipeline.certificate",
     "ChannelGroups": "dsa_hw.channels",
-    "Recipe": "dsa_hw.methods.dsa.trainer",
+    "Recipe": "dsa_hw.methods.dsa.recipe",
     "Trainer": "dsa_hw.methods.dsa.trainer",
     "allocate": "dsa_hw.pipeline.allocate",
     "compare": "dsa_hw.experiments.compare",
@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from dsa_hw.experiments.compare import compare
     from dsa_hw.experiments.sweep import sweep
     from dsa_hw.methods.dsa.allocator import Allocator
-    from dsa_hw.methods.dsa.trainer import Recipe, Trainer
+    from dsa_hw.methods.dsa.recipe import Recipe
+    from dsa_hw.methods.dsa.trainer import Trainer
     from dsa_hw.methods.rounding import round_widths
     from dsa_hw.pipeline.allocate import allocate
     from dsa_hw.pipeline.certificate import Certificate

@@ -132,11 +132,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _accuracy(model: Any, result: Any, loaded: Any, args: argparse.Namespace) -> dict[str, float]:
     """Of the dense and of the small network on the test set; fine-tuned weights replace the saved ones."""
-    from dsa_hw.training.finetune import evaluate, finetune
+    from dsa_hw.training.finetune import finetune
+    from dsa_hw.training.metrics import accuracy
 
-    found = {"dense": evaluate(model, loaded.test), "pruned": evaluate(result.model, loaded.test)}
+    found = {"dense": accuracy(model, loaded.test), "pruned": accuracy(result.model, loaded.test)}
     if args.finetune:
         finetune(result.model, loaded.train, args.finetune, progress=not args.json)
-        found["fine-tuned"] = evaluate(result.model, loaded.test)
+        found["fine-tuned"] = accuracy(result.model, loaded.test)
         result.save(args.out)
     return found

@@ -27,7 +27,7 @@ from dsa_hw.channels import ChannelGroups, find_groups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, MeasurementError
 from dsa_hw.experiments.equal_latency import match
-from dsa_hw.experiments.run_folder import Workshop, answers, digest, rewind, slug, train, train_dense
+from dsa_hw.experiments.run_folder import Workshop, digest, rewind, slug, train, train_dense
 from dsa_hw.experiments.settings import Settings
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal, realise
@@ -36,8 +36,9 @@ from dsa_hw.methods.rounding import round_widths
 from dsa_hw.pipeline.constraints import Line, Work, prepare
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.pipeline.refinement import settle
-from dsa_hw.training.finetune import recalibrate
+from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import fingerprint_data
+from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.utils.progress import Bar
 
 if TYPE_CHECKING:
@@ -263,13 +264,13 @@ class _Job:
         s = self.settings
         small, kept = self._shrunk(proposal, widths)
         recalibrate(small, self.data.train)
-        before = float(answers(small, self.data.test).mean())
+        before = float(correct_predictions(small, self.data.test).mean())
         adapted = digest(proposal.model) != digest(self.dense)
         epochs = s.finetune_epochs + (0.0 if adapted else s.epochs)
         if epochs:
             begun = self.shop.begun(id, f"fine-tuning {widths.tolist()}")
             train(small, self.data.train, epochs, s.finetune_lr, s, self.progress, f"fine-tuning {id}", begun)
-        right = answers(small, self.data.test)
+        right = correct_predictions(small, self.data.test)
         names, sizes = self.groups.names, self.groups.sizes
         self.shop.keep(id, small, correct=torch.from_numpy(right))
         Plan.of(self.groups, kept).save(self.shop.path / "plans" / f"{slug(id)}.json")

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.methods.costs import Cost, CostSet
+from dsa_hw.methods.dsa.projection import project
 from dsa_hw.methods.rounding import narrowest, round_widths
-from dsa_hw.pipeline.width_search import project
 
 __all__ = ["Match", "match"]
 
@@ -50,8 +50,8 @@ def match(
     found: list[Match] = []
 
     def at(limit: float, step: Ints, narrow: Ints) -> Match:
-        near = project(alpha, [cost], np.array([limit]), narrow / sizes)
-        widths = round_widths(near, CostSet([cost], sizes, [limit]), step, minimum=minimum)
+        limited = costs.with_limits([limit])
+        widths = round_widths(project(alpha, limited, narrow / sizes), limited, step, minimum=minimum)
         return Match(limit, widths, float(latency(widths)))
 
     step = np.asarray(grid, np.int64)

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dsa_hw.errors import DsaError
 from dsa_hw.experiments.settings import Settings
 from dsa_hw.pipeline.meters import DENSE
 from dsa_hw.training.finetune import finetune
+from dsa_hw.training.metrics import correct_predictions
 
-__all__ = ["Settings", "Workshop", "answers", "digest", "rewind", "slug", "train", "train_dense"]
+__all__ = ["Settings", "Workshop", "digest", "rewind", "slug", "train", "train_dense"]
 
 
 class Workshop:
@@ -151,22 +151,6 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()[:16]
 
 
-@torch.no_grad()
-def answers(model: nn.Module, loader: Any) -> NDArray[np.bool_]:
-    """Which images of the loader the network gets right, in order, shape (n,)."""
-    before = model.training
-    model.eval()
-    found: list[Tensor] = []
-    try:
-        for inputs, targets in loader:
-            found.append(model(inputs).argmax(1) == targets)
-    finally:
-        model.train(before)
-    if not found:
-        raise DsaError("the test loader gave no batch: there is nothing to report an accuracy on")
-    return torch.cat(found).numpy()
-
-
 def rewind(*loaders: Any) -> None:
     """Back to the first epoch: every network sees the same images in the same order, also after a restart."""
     for loader in loaders:
@@ -206,4 +190,4 @@ def train_dense(
         train(model, data.train, settings.train_epochs, settings.lr, settings, progress, title, folder)
         shutil.rmtree(folder, ignore_errors=True)
     model.eval()
-    shop.keep(DENSE, model, correct=torch.from_numpy(answers(model, data.test)))
+    shop.keep(DENSE, model, correct=torch.from_numpy(correct_predictions(model, data.test)))

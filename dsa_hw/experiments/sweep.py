@@ -23,13 +23,14 @@ from torch import nn
 from budgets.budget import CountedBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
-from dsa_hw.experiments.run_folder import Workshop, answers, digest, rewind, slug, train, train_dense
+from dsa_hw.experiments.run_folder import Workshop, digest, rewind, slug, train, train_dense
 from dsa_hw.experiments.settings import Settings
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.constraints import Work, learn
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.meters import rules_for
 from dsa_hw.training.fingerprints import fingerprint_data
+from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.utils.progress import Bar
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class _Sweep:
                 train(
                     result.model, data.train, s.finetune_epochs, s.finetune_lr, s, self.progress, f"fine-tuning at {id}"
                 )
-            accuracy = float(answers(result.model, data.test).mean())
+            accuracy = float(correct_predictions(result.model, data.test).mean())
         adapted = result.proposal.model if result.proposal is not None else warm
         self.shop.keep(id, result.model)
         self.shop.keep(f"{id} warm", adapted)

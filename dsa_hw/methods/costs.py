@@ -7,6 +7,7 @@ of widths (K,). A `CostSet` evaluates J costs for any number of configurations a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -14,14 +15,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dsa_hw.errors import BudgetError, InfeasibleBudgetError
+from budgets.budget import Budget, CountedBudget, MeasuredBudget
+from budgets.cost_model import CostModel
+from dsa_hw.errors import BudgetError, InfeasibleBudgetError, ProfileError
 from dsa_hw.utils.arrays import Bools, Floats, Ints
 from dsa_hw.utils.text import percent
 
 if TYPE_CHECKING:
-    from budgets import Budget
+    from dsa_hw.channels import ChannelGroups
 
-__all__ = ["Cost", "CostSet", "Valued", "infeasible_budget", "last_feasible"]
+__all__ = ["Cost", "CostSet", "Valued", "infeasible_budget", "last_feasible", "measured_cost"]
 
 
 class Valued(Protocol):
@@ -85,6 +88,38 @@ class CostSet(Generic[AnyCost]):
         if not (np.isfinite(self.dense) & (self.dense > 0.0)).all():
             raise BudgetError(f"Costs of the dense network must be positive and finite; got {self.dense.tolist()}.")
 
+    @classmethod
+    def of(cls, budgets: Budget | Sequence[Budget], groups: ChannelGroups) -> CostSet[Cost]:
+        """Resolve budgets to costs and limits.
+
+        A counted budget computes its cost from the channel groups. A measured one needs a fitted cost model as its
+        ``profile``.
+
+        >>> import dsa_hw, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+        >>> groups = dsa_hw.find_groups(model, torch.zeros(1, 3, 8, 8))
+        >>> costs = CostSet.of(dsa_hw.ParamsBudget("50%"), groups)
+        >>> costs.at_widths(groups.sizes).tolist(), costs.limits.tolist()
+        ([516.0], [258.0])
+
+        Raises:
+            BudgetError: A measured budget has no cost model.
+            ProfileError: A cost model is of another network.
+        """
+        wanted = [budgets] if isinstance(budgets, Budget) else list(budgets)
+        costs: list[Cost] = []
+        limits = []
+        for budget in wanted:
+            if isinstance(budget, CountedBudget):
+                counted = budget.cost(groups)
+                costs.append(counted)
+                limits.append(budget.limit(counted.dense))
+            else:
+                model = _cost_model(budget, groups)
+                costs.append(measured_cost(model, budget))
+                limits.append(budget.limit(model.provenance.dense or model.dense))
+        return CostSet(costs, groups.sizes, limits, wanted)
+
     def __len__(self) -> int:
         return len(self.costs)
 
@@ -109,6 +144,19 @@ class CostSet(Generic[AnyCost]):
         """
         return np.maximum(np.stack([np.asarray(cost.gradient(alpha), np.float64) for cost in self.costs]), 0.0)
 
+    @property
+    def share_limits(self) -> Floats:
+        """Limits (J,) over the costs of the dense network."""
+        return self.limits / self.dense
+
+    def shares(self, alpha: Floats) -> Floats:
+        """Return the costs (..., J) at keep ratios (..., K) over those of the dense network, without a unit."""
+        return self.at_ratios(alpha) / self.dense
+
+    def share_gradients(self: CostSet[Cost], alpha: Floats) -> Floats:
+        """Return the gradients (J, K) of `shares` at keep ratios (K,)."""
+        return self.gradients(alpha) / self.dense[:, None]
+
     def keeps(self, alpha: Floats) -> Bools:
         """Return whether keep ratios (..., K) are within every limit, shape (...)."""
         return np.asarray((self.at_ratios(alpha) <= self.limits).all(-1))
@@ -131,6 +179,42 @@ class CostSet(Generic[AnyCost]):
         j = int(np.argmax((smallest - self.limits) / unit))
         limit, value, dense = float(self.limits[j]), float(smallest[j]), float(self.dense[j])
         return infeasible_budget(self.budgets[j] if self.budgets else j, limit, value, dense)
+
+
+def measured_cost(model: CostModel, budget: Budget) -> Cost:
+    """Return what a budget limits: the prediction of its cost model, or an upper bound at its confidence."""
+    confidence = budget.confidence if isinstance(budget, MeasuredBudget) else None
+    return model if confidence is None else _UpperBound(model, confidence)
+
+
+@dataclass(frozen=True, eq=False)
+class _UpperBound:
+    """The upper bound of a cost model at a confidence, as a cost."""
+
+    model: CostModel
+    confidence: float
+
+    def value(self, alpha: Tensor) -> Tensor:
+        return self.model.value(alpha, self.confidence)
+
+    def gradient(self, alpha: Floats) -> Floats:
+        return self.model.gradient(alpha, self.confidence)
+
+
+def _cost_model(budget: Budget, groups: ChannelGroups) -> CostModel:
+    model = getattr(budget, "profile", None)
+    if not isinstance(model, CostModel):
+        name = type(budget).__name__
+        raise BudgetError(
+            f"'{budget}' needs a fitted cost model, such as {name}(..., profile=dsa_hw.load_cost_model('model.json')); "
+            f"got profile={model!r}."
+        )
+    if model.names != groups.names or model.sizes.tolist() != groups.sizes.tolist():
+        raise ProfileError(
+            f"The cost model of '{budget}' is of another network: it has {len(model.names)} channel groups, this one "
+            f"has {len(groups)}, or their names or sizes differ. Fit one to a profile of this network."
+        )
+    return model
 
 
 def infeasible_budget(budget: Budget | int, limit: float, smallest: float, dense: float) -> InfeasibleBudgetError:

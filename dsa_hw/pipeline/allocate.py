@@ -174,7 +174,7 @@ def allocate(
     kept, small = found.kept, found.model
     data = train if train is not None else val
     if data is not None:
-        from dsa_hw.training.finetune import recalibrate
+        from dsa_hw.training.batchnorm import recalibrate
 
         recalibrate(small, data)
         quality = None

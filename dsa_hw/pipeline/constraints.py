@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from dsa_hw.errors import BudgetError, ProfileError
-from dsa_hw.methods.costs import Cost, CostSet, infeasible_budget
+from dsa_hw.methods.costs import Cost, CostSet, infeasible_budget, measured_cost
 from dsa_hw.methods.rounding import narrowest
 from dsa_hw.pipeline.meters import Gauge, gauge_for, rules_for
 from dsa_hw.profiles import Profile
@@ -100,7 +100,7 @@ def prepare(budgets: Sequence[Budget], work: Work, target: str | Target | None, 
         dense = model.provenance.dense or model.dense
         names = work.groups.names
         grid = np.array([int(model.provenance.grid.get(name, 1)) for name in names], np.int64)
-        cost = model if budget.confidence is None else _Bound(model, budget.confidence)
+        cost = measured_cost(model, budget)
         lines[i] = Line(budget, cost, dense, budget.limit(dense), gauge, grid, model)
     ordered = [lines[i] for i in range(len(budgets))]
     _check(ordered, work)
@@ -236,17 +236,3 @@ def common_grid(lines: Sequence[Line], groups: int) -> NDArray[np.int64]:
         if line.grid is not None:
             grid = np.lcm(grid, line.grid)
     return grid
-
-
-@dataclass(frozen=True, eq=False)
-class _Bound:
-    """The upper bound of a cost model at a confidence, as a cost."""
-
-    model: CostModel
-    confidence: float
-
-    def value(self, alpha: Tensor) -> Tensor:
-        return self.model.value(alpha, self.confidence)
-
-    def gradient(self, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        return self.model.gradient(alpha, self.confidence)

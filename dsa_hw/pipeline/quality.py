@@ -70,10 +70,10 @@ class Quality:
 
 def quality_on_synthetic_inputs(dense: nn.Module, pruned: nn.Module, example_inputs: Any, seed: int) -> Quality:
     """Compare two networks in evaluation mode, on other draws of the inputs that guide an allocation with ``seed``."""
-    from dsa_hw.methods.dsa.method import made_up_inputs
-    from dsa_hw.training.finetune import device_of
+    from dsa_hw.methods.synthetic import synthetic_inputs
+    from dsa_hw.utils.modules import device_of
 
-    source = made_up_inputs(example_inputs, _BATCH, seed + 1, device_of(dense))
+    source = synthetic_inputs(example_inputs, _BATCH, seed + 1, device_of(dense))
     try:
         with torch.no_grad(), evaluating(dense), evaluating(pruned):
             batches = itertools.islice(source, _INPUTS // _BATCH)

@@ -12,29 +12,18 @@ from collections.abc import Container, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import logit
 
 from dsa_hw.methods.costs import Cost, CostSet, Valued
-from dsa_hw.methods.dsa.admm import Admm
+from dsa_hw.methods.dsa.projection import project
 from dsa_hw.methods.rounding import narrowest, round_widths
 
-__all__ = ["Way", "project"]
+__all__ = ["Way"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _TRIES = 8  # limits that an approach tries
 _MANY = 64  # groups: so many round well by themselves, and their pairs are too many to try
-
-
-def project(alpha: Floats, costs: Sequence[Cost], limits: Floats, least: Floats) -> Floats:
-    """The keep ratios nearest to ``alpha`` (K,), none below ``least`` (K,), that use the limits up.
-
-    By the projection of the allocation itself.
-    """
-    admm = Admm(costs, limits.tolist(), alpha.size, pace=1, minimum=least)
-    admm.state.z = logit(np.clip(alpha, np.maximum(least, 1e-6), 1 - 1e-6))
-    return admm.keep_ratios
 
 
 class Way:
@@ -102,7 +91,7 @@ class Way:
         return None
 
     def _project(self, limits: Floats) -> Floats:
-        return project(self.alpha, self.models, limits, self.least / self.sizes)
+        return project(self.alpha, CostSet(self.models, self.sizes, limits), self.least / self.sizes)
 
     def _fill(self, widths: Ints, costs: CostSet[Valued], enough: float) -> Ints:
         """``widths``, changed a little so that they use ``enough`` of the aims.

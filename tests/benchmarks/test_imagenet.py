@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from dsa_hw.channels.plan import apply_plan
-from dsa_hw.training.finetune import Endless
+from dsa_hw.training.loaders import RepeatingLoader
 from dsa_hw.zoo import models
 
 ROOT = Path(__file__).parents[2]
@@ -108,10 +108,10 @@ def test_an_epoch_that_was_whole_is_not_read_again() -> None:
                 Counting.read += 1
                 yield item
 
-    source = Endless(Counting([1, 2, 3]))
+    source = RepeatingLoader(Counting([1, 2, 3]))
     assert [next(source) for _ in range(6)] == [1, 2, 3, 1, 2, 3]
     Counting.read = 0
-    again = Endless(Counting([1, 2, 3]))
+    again = RepeatingLoader(Counting([1, 2, 3]))
     again.load_state_dict(source.state_dict())
     assert Counting.read == 0
     assert again.state_dict() == source.state_dict()

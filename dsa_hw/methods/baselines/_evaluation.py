@@ -18,11 +18,13 @@ from dsa_hw.channels import masked
 from dsa_hw.channels.importance import scores
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.baselines._options import Compute, Evaluation
-from dsa_hw.methods.dsa.method import made_up_batches, output_distance
 from dsa_hw.methods.problem import Problem
-from dsa_hw.training.finetune import checked_loss, device_of, on_device, precise
+from dsa_hw.methods.synthetic import output_distance, synthetic_batches
+from dsa_hw.training.loaders import on_device
+from dsa_hw.training.losses import autocast, checked_loss
 from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.utils.modules import device_of
 
 __all__ = ["Evaluator", "place", "prepared", "ranks", "seeded", "unit_scores"]
 
@@ -55,7 +57,7 @@ class Evaluator:
             raise TrainingError("the loader that guides the choice gave no batch: give one with at least one")
         if not self.synthetic:  # labels that are no class and the like, before they are taken for a bad configuration
             try:
-                with torch.no_grad(), precise(options.precision, device_of(self.model)):
+                with torch.no_grad(), autocast(options.precision, device_of(self.model)):
                     checked_loss(self.model, self.batches[0], problem.loss)
             except ValueError as error:  # torch's, of a batch norm that sees a single value per channel
                 raise TrainingError(
@@ -91,7 +93,7 @@ class Evaluator:
     @contextlib.contextmanager
     def running(self, masks: list[Tensor]) -> Iterator[None]:
         """The masked model, in the precision that was asked for."""
-        with precise(self._options.precision, device_of(self.model)), masked(self.model, self._problem.groups, masks):
+        with autocast(self._options.precision, device_of(self.model)), masked(self.model, self._problem.groups, masks):
             yield
 
     def _zip(self, widths: Ints) -> Iterator[tuple[Ints, int]]:
@@ -101,13 +103,13 @@ class Evaluator:
         if not self._problem.example_inputs:
             raise TrainingError("there is nothing to evaluate on: give val, train or example_inputs")
         problem, options = self._problem, self._options
-        source = made_up_batches(self.model, problem.example_inputs, _SYNTHETIC, problem.seed)
+        source = synthetic_batches(self.model, problem.example_inputs, _SYNTHETIC, problem.seed)
         result = []
         for batch in itertools.islice(source, options.batches):
             inputs, _ = place(batch, self.model, options)
             args, kwargs = as_inputs(inputs)
             # The target as this evaluator runs the dense network: its precision, its statistics.
-            with torch.no_grad(), precise(options.precision, device_of(self.model)):
+            with torch.no_grad(), autocast(options.precision, device_of(self.model)):
                 result.append((inputs, self.model(*args, **kwargs)))
         return result
 

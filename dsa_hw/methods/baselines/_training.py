@@ -16,7 +16,9 @@ from dsa_hw.errors import TrainingError
 from dsa_hw.methods.baselines._evaluation import place, seeded
 from dsa_hw.methods.baselines._options import Training
 from dsa_hw.methods.problem import Batches, Problem
-from dsa_hw.training.finetune import Endless, checked_loss, device_of, precise
+from dsa_hw.training.loaders import RepeatingLoader
+from dsa_hw.training.losses import autocast, checked_loss
+from dsa_hw.utils.modules import device_of
 
 __all__ = ["fine_tune", "needs_train", "steps_of", "strength", "train"]
 
@@ -64,7 +66,7 @@ def train(
 ) -> None:
     """``steps`` of SGD on ``problem.train`` in place; ``penalty()`` is added to the loss. Seeded by the problem."""
     optimiser = _optimiser(model, options)
-    batches = Endless(needs_train(problem, label))
+    batches = RepeatingLoader(needs_train(problem, label))
     model.train()
     total, seen = 0.0, 0
     with seeded(problem, model), tqdm(total=steps, desc=label, disable=not problem.progress, leave=False) as bar:
@@ -77,7 +79,7 @@ def train(
 
 
 def fine_tune(
-    problem: Problem, model: nn.Module, options: Training, masks: Sequence[Tensor], batches: Endless, steps: int
+    problem: Problem, model: nn.Module, options: Training, masks: Sequence[Tensor], batches: RepeatingLoader, steps: int
 ) -> None:
     """``steps`` of SGD in place on the masked network; removed units get no gradient of the loss."""
     optimiser = _optimiser(model, options)
@@ -96,7 +98,7 @@ def _step(
     options: Training,
     penalty: Penalty | None,
 ) -> float:
-    with precise(options.precision, device_of(model)):
+    with autocast(options.precision, device_of(model)):
         loss = checked_loss(model, place(batch, model, options), problem.loss)
     optimiser.zero_grad(set_to_none=True)
     (loss if penalty is None else loss + penalty()).backward()

@@ -16,8 +16,8 @@ from dsa_hw.methods.baselines._training import needs_train, steps_of, strength, 
 from dsa_hw.methods.baselines._units import Gammas, gamma_scores
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method
-from dsa_hw.training.finetune import device_of
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.modules import device_of
 
 __all__ = ["allocate_morphnet", "morphnet", "train_morphnet"]
 

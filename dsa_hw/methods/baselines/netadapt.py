@@ -19,7 +19,7 @@ from dsa_hw.methods.baselines._options import Evaluation, Training, read
 from dsa_hw.methods.baselines._training import fine_tune, needs_train
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method
-from dsa_hw.training.finetune import Endless
+from dsa_hw.training.loaders import RepeatingLoader
 from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["netadapt"]
@@ -81,7 +81,7 @@ class _Search:
         self.widths: Ints = limits.sizes.copy()
         self.rows: list[dict[str, Any]] = []
         trains = options.score_steps > 0 or options.tune_steps > 0
-        self._batches = Endless(needs_train(problem, "netadapt")) if trains else None
+        self._batches = RepeatingLoader(needs_train(problem, "netadapt")) if trains else None
         self.tuned: nn.Module = prepared(problem.model, options) if trains else problem.model
         self._ranks = ranks(self.importance)
 

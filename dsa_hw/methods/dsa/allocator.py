@@ -1,17 +1,7 @@
-"""Allocator: the piece of DSA that plugs into anybody's training loop.
+"""Keep ratios that are learnt inside a training loop of the user's own.
 
-    allocator = dsa_hw.Allocator(model, groups, costs, limits, steps=100)
-    for batch in train:
-        with allocator.masks():                       # weights learn to live with what is left
-            loss = criterion(model(inputs), targets)
-        loss.backward(); optimiser.step(); optimiser.zero_grad()
-        if due and not allocator.finished:
-            allocator.step(next(val))                 # keep ratios learn from other data
-    allocator.keep_ratios                             # within every budget
-
-One `step` is: keep ratios -> keep probabilities -> masks -> loss -> dL/dalpha (`dsa_hw.methods.dsa.relaxation`) ->
-one step of ADMM
-(`dsa_hw.methods.dsa.admm`). The model's weights, gradients and batch-norm statistics are the same after it as before.
+One `Allocator.step` is: keep ratios -> keep probabilities (`dsa_hw.methods.dsa.relaxation`) -> masks
+(`dsa_hw.methods.dsa.estimators`) -> loss -> dL/dalpha -> one step of ADMM (`dsa_hw.methods.dsa.admm`).
 """
 
 from __future__ import annotations
@@ -24,49 +14,50 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from budgets.budget import Budget
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import Importance, scores
 from dsa_hw.errors import TrainingError, WidthError
-from dsa_hw.methods.costs import Cost
+from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.admm import Admm, ShadowPrice
-from dsa_hw.methods.dsa.relaxation import Layout, inexactness, keep_probabilities, sample_masks
-from dsa_hw.training.finetune import Loss, checked_loss, device_of, on_device, precise, statistics_kept
+from dsa_hw.methods.dsa.estimators import sample_masks
+from dsa_hw.methods.dsa.relaxation import Layout, inexactness, keep_probabilities
+from dsa_hw.training.batchnorm import batch_statistics
+from dsa_hw.training.loaders import on_device
+from dsa_hw.training.losses import Loss, autocast, checked_loss
+from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.modules import device_of, evaluating
 
 __all__ = ["Allocator"]
 
 
 class Allocator:
-    """Keep ratios of a network's channel groups, learnt under budgets while its weights are trained (or are not).
+    """Keep ratios of a network, learnt under budgets while its weights are trained (or stay as they are).
 
-    model        the network, or the ``DistributedDataParallel`` around it; then the ranks' gradients are averaged
-    groups       its channel groups
-    costs        J costs with their ``limits``, in the same units
-    steps        number of calls of `step` until `finished`; the budget falls during the first two thirds
-    loss         ``loss(outputs, targets)``, a scalar
-    importance   b_i of every unit: a name or a function, asked again at every step since weights change
-    beta2        sharpness of the masks at the first and at the last step; it grows geometrically in between
-    softness     what beta2 is measured in: the "rank" of a unit in its group, so that about 2 / beta2 of every group's
-                 units have masks between 1/4 and 3/4; or its "importance" b_i itself, as in the paper, where a group of
-                 nearly equal importances stays soft (all units are weakened, none is removed) and seems too expensive
-                 to prune
-    masks        estimator of the gradient through the masks (see ``dsa_hw.methods.dsa.relaxation``), and ``samples`` of
-                 them; "soft" masks behind a batch norm have no gradient at a small beta2 such as the paper's 0.05
-    weight_masks what `masks` puts on for weight steps: "hard" ones (the most important units: the weights then learn
-                 for the network that comes out), masks "sampled" at every step (the paper), or "soft" ones, which
-                 weights can learn to undo
-    minimum      smallest keep ratio, a number or (K,): of the narrowest widths that the target allows
-    precision    "fp32" (leaves a surrounding autocast in force), "bf16" or "fp16"
+    >>> import dsa_hw, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    >>> groups = dsa_hw.find_groups(model, torch.zeros(1, 3, 8, 8))
+    >>> allocator = dsa_hw.Allocator(model, groups, dsa_hw.FlopsBudget("50%"), steps=9)
+    >>> batch = torch.randn(16, 3, 8, 8), torch.randint(4, (16,))
+    >>> while not allocator.finished:
+    ...     with allocator.masks():  # the weights adapt to the channels that are left
+    ...         loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    ...     loss.backward()  # then a step of the optimiser, usually several per step of the allocator
+    ...     value = allocator.step(batch)  # validation data
+    >>> widths = dsa_hw.round_widths(allocator.keep_ratios, allocator.costs)
+    >>> bool(allocator.costs.at_widths(widths)[0] <= allocator.costs.limits[0])
+    True
     """
 
     def __init__(
         self,
         model: nn.Module,
         groups: ChannelGroups,
-        costs: Sequence[Cost],
-        limits: Sequence[float],
+        budgets: Budget | Sequence[Budget] | CostSet[Cost],
         *,
         steps: int,
         loss: Loss = nn.functional.cross_entropy,
@@ -76,76 +67,111 @@ class Allocator:
         masks: str = "soft",
         samples: int = 1,
         weight_masks: str = "hard",
+        statistics: str = "batch",
         minimum: ArrayLike = 0.05,
         precision: str = "fp32",
         seed: int = 0,
         **admm: Any,
     ) -> None:
+        """Resolve the budgets and check the settings.
+
+        Args:
+            model: The network, or the ``DistributedDataParallel`` around it; then the gradients of the ranks are
+                averaged.
+            groups: Its channel groups.
+            budgets: One budget or several; a measured one needs its fitted cost model, as in
+                ``LatencyBudget("5ms", profile=model)``. For costs of your own, a `CostSet`.
+            steps: Number of calls of `step` until `finished`; the budget falls during the first two thirds.
+            loss: ``loss(outputs, targets)``, a scalar.
+            importance: Importance b_i of the channels, a name or a function; computed again at every step, because
+                weights change.
+            beta2: Sharpness of the masks at the first and at the last step; it grows geometrically in between.
+            softness: The unit of beta2. "rank" is the rank of a channel in its group: about 2 / beta2 of the channels
+                of every group have masks between 1/4 and 3/4. "importance" is b_i itself, as in the paper: a group of
+                nearly equal importances stays soft, so that no channel is removed but all are weakened.
+            masks: Estimator of the gradient through the masks, see `dsa_hw.methods.dsa.estimators.sample_masks`.
+            samples: Masks per batch.
+            weight_masks: What `masks` applies in weight steps: "hard" masks of the most important channels, so that
+                the weights adapt to the network that comes out; masks "sampled" at every step, as in the paper; or
+                "soft" ones, which weights can learn to compensate.
+            statistics: Batch-norm statistics in `step`: those of each "batch", or the "stored" ones.
+            minimum: Smallest keep ratio, a number or (K,).
+            precision: "fp32" (leaves a surrounding autocast in force), "bf16" or "fp16".
+            seed: Seed of the sampled masks.
+            **admm: Further settings of `dsa_hw.methods.dsa.admm.Admm`.
+
+        Raises:
+            InfeasibleBudgetError: A budget cannot be met.
+            WidthError: The network has no channel groups, or a setting is out of range.
+        """
         if len(groups) == 0:
-            raise WidthError("the network has no channel group, so there is nothing to allocate; see groups.frozen")
+            raise WidthError("The network has no channel groups, so there is nothing to allocate. See `groups.frozen`.")
         if steps < 3:
-            raise WidthError(f"{steps} steps asked for; an allocation needs at least 3, and 50 or more to be good")
+            raise WidthError(f"`steps` must be at least 3, and should be 50 or more; got {steps}.")
         if not (0.0 < beta2[0] <= beta2[1] and math.isfinite(beta2[1])):
-            raise WidthError(f"beta2 = {beta2}: give the first and the last value, positive and not falling")
+            raise WidthError(f"`beta2` must be two positive numbers that do not fall; got {beta2}.")
+        for name, value, known in (
+            ("weight_masks", weight_masks, ("hard", "sampled", "soft")),
+            ("softness", softness, ("rank", "importance")),
+            ("statistics", statistics, ("batch", "stored")),
+        ):
+            if value not in known:
+                raise WidthError(f"`{name}` must be one of {', '.join(known)}; got {value!r}.")
         self.model, self.groups = model, groups
         self.network: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self.loss, self.importance, self.beta2_range = loss, importance, beta2
         self.estimator, self.samples, self.precision = masks, samples, precision
-        if weight_masks not in ("hard", "sampled", "soft"):
-            raise WidthError(f"weight_masks = {weight_masks!r}: choose from hard, sampled, soft")
-        if softness not in ("rank", "importance"):
-            raise WidthError(f"softness = {softness!r}: choose from rank, importance")
-        self.weight_masks, self.softness = weight_masks, softness
+        self.weight_masks, self.softness, self.statistics = weight_masks, softness, statistics
+        self.costs: CostSet[Cost] = budgets if isinstance(budgets, CostSet) else CostSet.of(budgets, groups)
         pace = max(1, round(steps * 2 / 3))
-        settle = steps - pace
-        # A group of one unit has nothing to give; below one unit nobody can keep anything.
+        # No group can keep less than one channel.
         least = np.maximum(np.asarray(minimum, np.float64), 1.0 / np.asarray(groups.sizes, np.float64))
-        self.admm = Admm(costs, limits, len(groups), **{"pace": pace, "settle": settle, "minimum": least, **admm})
+        self.admm = Admm(self.costs, **{"pace": pace, "settle": steps - pace, "minimum": least, **admm})
         self._layout = Layout(tuple(int(size) for size in groups.sizes))
         self._generator = torch.Generator().manual_seed(seed)
         self._first_loss: float | None = None
         self._rows: list[dict[str, float]] = []
-        self._shadow: Tensor | None = None
+        self._weight_mask: Tensor | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done (at once where the dense network keeps the budgets)."""
+        """Whether all steps are done; True at once if the dense network meets the budgets."""
         return self.admm.finished
 
     @property
     def keep_ratios(self) -> pd.Series[float]:
-        """Keep ratio of each channel group, within every budget; meant for the end, allowed at any time."""
+        """Keep ratio of each channel group, within every budget; meant for the end, valid at any time."""
         return pd.Series(self.admm.keep_ratios, index=list(self.groups.names), name="keep_ratio")
 
     @property
     def beta2(self) -> float:
-        """Sharpness at the present step."""
+        """Sharpness of the masks at the present step."""
         first, last = self.beta2_range
         total = self.admm.pace + self.admm.settle
         return float(first * (last / first) ** (self.admm.state.step / total))
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row per step: loss, beta2, inexactness, each budget's use, and the keep ratio of each group."""
+        """A row per step: loss, beta2, inexactness, use and limit of each budget, and the keep ratio of each group."""
         return pd.DataFrame(self._rows)
 
     def prices(self) -> tuple[ShadowPrice, ...]:
-        """Use and shadow price (loss per unit of the cost) of every budget."""
+        """Return the use and the shadow price (loss per unit of the cost) of every budget."""
         return self.admm.prices()
 
-    def importances(self) -> list[NDArray[np.float64]]:
-        """b_i of every unit at present: K arrays (C_k,)."""
+    def importances(self) -> list[Floats]:
+        """Return the importance of every channel at present, K arrays (C_k,)."""
         return scores(self.network, self.groups, self.importance)
 
     @contextlib.contextmanager
     def masks(self) -> Iterator[nn.Module]:
-        """The network with the present masks on, for weight steps; see ``weight_masks``."""
-        if self.admm.finished and self.admm.state.step == 0:  # dense keeps the budgets: there is nothing to mask
+        """Mask the network for a weight step; see ``weight_masks``."""
+        if self.admm.finished and self.admm.state.step == 0:  # the dense network meets the budgets
             yield self.model
             return
-        if self._shadow is None:
-            self._shadow = self._present()
-        masks = self._shadow
+        if self._weight_mask is None:
+            self._weight_mask = self._present()
+        masks = self._weight_mask
         if self.weight_masks == "sampled":
             draw = torch.rand(masks.shape, generator=self._generator)
             masks = (draw < masks).to(torch.float32)
@@ -153,7 +179,7 @@ class Allocator:
             yield self.model
 
     def _present(self) -> Tensor:
-        """Masks (K, C_max) of the present keep ratios, or what they are sampled from."""
+        """Return the masks (K, C_max) of the present keep ratios, or the probabilities they are sampled from."""
         alpha = torch.from_numpy(self.admm.alpha)
         if self.weight_masks != "hard":
             with torch.no_grad():
@@ -165,20 +191,30 @@ class Allocator:
         if self.softness == "importance":
             b = self._layout.pad(self.importances())
         else:
-            # p = sigmoid(beta2 (log b - log beta1)), and log b falls evenly by 1 from the first unit to the last.
+            # p = sigmoid(beta2 (log b - log beta1)); log b falls evenly by 1 from the first channel to the last.
             b = torch.exp(-(self._ranks() + 0.5) / self._layout.counts()[:, None])
         return keep_probabilities(alpha, b, self.beta2, self._layout)
 
     def _ranks(self) -> Tensor:
-        """Place of each unit in its group, 0 the most important: (K, C_max), what is padded comes last."""
+        """Return the rank of each channel in its group (K, C_max), 0 for the most important; padding comes last."""
         importance = self._layout.pad(self.importances(), fill=-1.0)
         return importance.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
 
     def step(self, batch: Any, *more: Any, scaler: Any = None) -> float:
-        """One step with one or several validation batches (inputs, targets); returns the loss.
+        """Make one step of the keep ratios.
 
-        ``scaler``: the ``torch.amp.GradScaler`` in use, so that float16 gradients do not vanish. A loss that is not
-        finite or has exploded raises `TrainingError` and leaves everything as it was.
+        Weights, their gradients, modes and batch-norm statistics are the same afterwards as before.
+
+        Args:
+            batch: A validation batch (inputs, targets).
+            *more: Further batches, to average the gradient over.
+            scaler: The ``torch.amp.GradScaler`` in use, so that float16 gradients do not vanish.
+
+        Returns:
+            The loss.
+
+        Raises:
+            TrainingError: The loss is not finite or has exploded; the allocation is unchanged.
         """
         factor = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
         gradient = np.zeros(len(self.groups))
@@ -198,36 +234,36 @@ class Allocator:
             self._refuse_explosion(total)
             if not np.isfinite(gradient).all():
                 raise TrainingError(
-                    "dL/dalpha is not finite: the loss overflows under the masks. Lower the learning rate"
-                    + (", or the scaler's scale" if factor != 1.0 else "")
+                    "dL/dalpha is not finite, because the loss overflows under the masks. Lower the learning rate"
+                    + (", or the scale of the scaler." if factor != 1.0 else ".")
                 )
         except TrainingError:
             self._generator.set_state(saved)
             raise
         sharp = self.beta2
         self.admm.step(gradient)
-        self._shadow = None
+        self._weight_mask = None
         self._record(total, sharp, p)
         return total
 
     def _masked_loss(self, p: Tensor, batch: tuple[Any, Any]) -> Tensor:
         draw = sample_masks(p, self.estimator, self.samples, generator=self._generator)
         losses = []
-        with statistics_kept(self.network):
+        with (batch_statistics if self.statistics == "batch" else evaluating)(self.network):
             for mask in draw.masks:
                 with (
                     masked(self.network, self.groups, self._layout.split(mask)),
-                    precise(self.precision, device_of(self.network)),
+                    autocast(self.precision, device_of(self.network)),
                 ):
                     losses.append(checked_loss(self.network, batch, self.loss))
         return draw.surrogate(torch.stack(losses).cpu())
 
-    def _averaged(self, gradient: NDArray[np.float64], loss: float) -> tuple[NDArray[np.float64], float]:
-        """The mean over all ranks, where there are several: the same numbers everywhere, so the same step."""
+    def _averaged(self, gradient: Floats, loss: float) -> tuple[Floats, float]:
+        """Average over all ranks, so that every rank makes the same step."""
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
             return gradient, loss
-        # nccl takes tensors of the device only; gloo takes either.
+        # nccl takes tensors on the device only; gloo takes either.
         both = torch.tensor([*gradient, loss], dtype=torch.float64, device=device_of(self.network))
         distributed.all_reduce(both)
         mean = (both / distributed.get_world_size()).cpu().numpy()
@@ -238,8 +274,8 @@ class Allocator:
             self._first_loss = loss
         elif loss > 100.0 * max(self._first_loss, 1.0):
             raise TrainingError(
-                f"the loss has exploded from {self._first_loss:.3g} to {loss:.3g}: lower the learning rate; the keep "
-                "ratios are unchanged"
+                f"The loss has exploded from {self._first_loss:.3g} to {loss:.3g}. Lower the learning rate. The keep "
+                "ratios are unchanged."
             )
 
     def _record(self, loss: float, beta2: float, p: Tensor) -> None:
@@ -251,20 +287,24 @@ class Allocator:
         self._rows.append({**row, **used, **limits, **alpha})
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs to give the same allocation, beside the model's and optimiser's own."""
+        """Return all that a resumed run needs besides the states of the model and the optimiser."""
         return {
             "admm": self.admm.state_dict(),
             "generator": self._generator.get_state(),
             "fingerprint": self.groups.fingerprint,
             "first_loss": self._first_loss,
             "rows": list(self._rows),
-            "masks": self._shadow,  # made from the weights of the last step, which are gone
+            "masks": self._weight_mask,  # computed from weights that have changed since
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken; refused for another network or other budgets."""
+        """Continue where ``state`` was taken.
+
+        Raises:
+            WidthError: The state is of another network or other budgets.
+        """
         if state["fingerprint"] != self.groups.fingerprint:
-            raise WidthError("this allocation state belongs to another network (its channel groups differ)")
+            raise WidthError("The allocation state is of another network: its channel groups differ.")
         self.admm.load_state_dict(state["admm"])
         self._generator.set_state(state["generator"])
-        self._first_loss, self._rows, self._shadow = state["first_loss"], list(state["rows"]), state["masks"]
+        self._first_loss, self._rows, self._weight_mask = state["first_loss"], list(state["rows"]), state["masks"]

@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import scores
-from dsa_hw.training.finetune import Loss, checked_loss, device_of, on_device, precise
-from dsa_hw.utils.modules import evaluating
+from dsa_hw.training.loaders import on_device
+from dsa_hw.training.losses import Loss, autocast, checked_loss
+from dsa_hw.utils.modules import device_of, evaluating
 
 __all__ = ["fisher"]
 
@@ -43,7 +44,7 @@ def fisher(
         for batch in batches:
             for part in _parts(on_device(batch, device)):
                 masks = [torch.ones(size, device=device, requires_grad=True) for size in sizes]
-                with torch.enable_grad(), masked(model, groups, masks), precise(precision, device):
+                with torch.enable_grad(), masked(model, groups, masks), autocast(precision, device):
                     slopes = torch.autograd.grad(checked_loss(model, part, loss), masks, allow_unused=True)
                 for total, slope in zip(sums, slopes, strict=True):
                     if slope is not None:

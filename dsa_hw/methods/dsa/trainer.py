@@ -1,11 +1,8 @@
-"""The ready trainer: warm-up, allocation together with training, hard pruning, training of what is left.
+"""Training with DSA: warm-up, allocation together with training, pruning, training of the pruned network.
 
-    trainer = Trainer(model, groups, costs, limits, train, val, Recipe.short(epochs=15), folder="run")
-    result = trainer.run()          # Ctrl-C stops in good order; the same lines continue
-
-One learning-rate schedule runs over all stages. The folder gets ``log.csv`` (a row per epoch) and ``checkpoint.pt``
-(tensors and numbers only, read with ``weights_only=True``). Under ``torchrun`` every rank builds the same trainer and
-the first one writes.
+One learning-rate schedule runs over all stages. The folder gets ``log.csv`` (a row per epoch), ``allocation.csv`` (a
+row per step of the keep ratios) and ``checkpoint.pt`` (tensors and numbers only, read with ``weights_only=True``).
+Under ``torchrun`` every rank builds the same trainer and the first one writes.
 """
 
 from __future__ import annotations
@@ -15,134 +12,77 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
-from dsa_hw.channels import ChannelGroups, select_channels, shrink
-from dsa_hw.errors import TrainingError
+from budgets.budget import Budget
+from dsa_hw.channels import ChannelGroups, shrink
+from dsa_hw.errors import MissingDependencyError, TrainingError
 from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
-from dsa_hw.methods.rounding import round_widths
-from dsa_hw.training.finetune import (
-    Endless,
-    Loss,
-    checked_loss,
-    device_of,
-    evaluate,
-    length_of,
-    on_device,
-    one_cycle,
-    precise,
-    stopping,
-)
+from dsa_hw.methods.dsa.recipe import Recipe
+from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
+from dsa_hw.training.finetune import defer_interrupt, one_cycle, trainable_parameters
+from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
+from dsa_hw.training.losses import Loss, autocast, checked_loss
+from dsa_hw.training.metrics import accuracy
+from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.files import whole_file
+from dsa_hw.utils.modules import device_of
+from dsa_hw.utils.text import one_line
 
-__all__ = ["Recipe", "Trained", "Trainer"]
+__all__ = ["Trained", "Trainer"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How long each stage takes, in epochs, and how weights and keep ratios are trained.
-
-    ``milestones`` (epochs at which the learning rate falls by 10) are the paper's way; without them the learning rate
-    goes through one cycle. ``weight_steps`` weight steps go to each step of the keep ratios.
-    """
-
-    warm_up: float
-    allocation: float
-    finetune: float
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 4e-5
-    nesterov: bool = True
-    milestones: tuple[float, ...] = ()
-    rise: float = 0.2
-    weight_steps: int = 20
-    val_batches: int = 1
-    beta2: tuple[float, float] = (10.0, 100.0)
-    precision: str = "fp32"
-    allocator: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def epochs(self) -> float:
-        """All stages together."""
-        return self.warm_up + self.allocation + self.finetune
-
-    @classmethod
-    def paper(cls, data: str = "cifar10", **changes: Any) -> Recipe:
-        """The paper's set-up: 300 epochs on CIFAR-10, 120 on ImageNet, beta2 from 0.05 times 1.1 per epoch.
-
-        Masks are sampled for weights and keep ratios, one per batch (Eqs. 3 and 4). Soft masks cannot replace them: at
-        a beta2 of 0.05 they are nearly equal within a group, the next batch norm removes the common factor, and
-        dL/dalpha vanishes (docs/development/mathematics.md, section 2).
-
-        The paper allocates until the end. Once beta2 is in the tens of thousands (150 epochs) nothing moves any more;
-        the network is shrunk there, and the rest of the training is cheaper.
-
-        The paper also projects the gradients of theta to be nonnegative "to reach the budget faster", and stops at the
-        budget (Alg. 1). This recipe does not (``project_gradient`` of `Admm`): it reaches the budget on a schedule and
-        makes further steps there, in which a theta that cannot grow falls below the budget with the gradients' noise.
-        """
-        plans: dict[str, dict[str, Any]] = {
-            "cifar10": {"warm_up": 20, "allocation": 150, "finetune": 130, "lr": 0.05, "milestones": (120, 180, 240)},
-            "imagenet": {"warm_up": 15, "allocation": 75, "finetune": 30, "lr": 0.1, "milestones": (50, 80, 110)},
-        }
-        if data not in plans:
-            raise TrainingError(f"the paper has no recipe for {data!r}: choose from {', '.join(plans)}")
-        plan = plans[data]
-        growth = (0.05, 0.05 * 1.1 ** plan["allocation"])
-        allocator = {
-            "softness": "importance",
-            "masks": "straight_through",
-            "samples": 1,
-            "weight_masks": "sampled",
-        }
-        return cls(**{"beta2": growth, "allocator": allocator, "nesterov": False, **plan, **changes})
-
-    @classmethod
-    def short(cls, epochs: float = 15.0, **changes: Any) -> Recipe:
-        """For small machines: a tenth of warm-up, a fifth of allocation, one cycle of the learning rate.
-
-        Weights that are cut late have little time left: most of the cycle belongs to the network that comes out.
-        """
-        plan = {"warm_up": 0.1 * epochs, "allocation": 0.2 * epochs, "finetune": 0.7 * epochs, "lr": 0.2}
-        return cls(**{"weight_decay": 5e-4, "weight_steps": 10, **plan, **changes})
-
-
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What came out. ``model`` is shrunk if the recipe fine-tunes, else dense in shape; ``kept`` units per group."""
+    """Result of a `Trainer`.
+
+    Attributes:
+        model: The pruned network if the recipe fine-tunes, else the network with its dense shapes.
+        keep_ratios: Keep ratio of each channel group.
+        widths: Kept channels of each group (K,).
+        kept: Indices of the kept channels of each group.
+        allocator: The allocator, with its history.
+        log: A row per epoch.
+    """
 
     model: nn.Module
     keep_ratios: pd.Series[float]
-    widths: NDArray[np.int64]
-    kept: list[NDArray[np.int64]]
+    widths: Ints
+    kept: list[Ints]
     allocator: Allocator
     log: pd.DataFrame
 
 
 class Trainer:
-    """See the module. ``model`` is trained in place until it is shrunk; ``grid`` (K,) is the step of widths.
+    """Training of a network together with its keep ratios.
 
-    ``finetune`` is the loader of the last stage, ``train`` where it is not given. The paper keeps a tenth of the
-    training data for the keep ratios, and gives all of it to the weights once those are decided (``Data.whole``).
+    >>> import dsa_hw, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    >>> groups = dsa_hw.find_groups(model, torch.zeros(1, 3, 8, 8))
+    >>> data = [(torch.randn(16, 3, 8, 8), torch.randint(4, (16,))) for _ in range(12)]
+    >>> recipe = dsa_hw.Recipe(warm_up=0.5, allocation=1, finetune=0.5, lr=0.01)
+    >>> result = dsa_hw.Trainer(model, groups, dsa_hw.FlopsBudget("50%"), data[:9], data[9:], recipe).run()
+    >>> result.model[0].out_channels == result.widths[0] < 8
+    True
     """
 
     def __init__(
         self,
         model: nn.Module,
         groups: ChannelGroups,
-        costs: Sequence[Cost],
-        limits: Sequence[float],
+        budgets: Budget | Sequence[Budget] | CostSet[Cost],
         train: Iterable[Any],
         val: Iterable[Any],
         recipe: Recipe,
@@ -150,25 +90,47 @@ class Trainer:
         finetune: Iterable[Any] | None = None,
         test: Iterable[Any] | None = None,
         loss: Loss = nn.functional.cross_entropy,
-        grid: NDArray[np.int64] | None = None,
+        grid: Ints | None = None,
         folder: str | os.PathLike[str] | None = None,
         tensorboard: bool = False,
         progress: bool = False,
         seed: int = 0,
         title: str = "training",
     ) -> None:
-        if not any(p.requires_grad for p in model.parameters()):
-            raise TrainingError(
-                "no parameter of the network requires a gradient: unfreeze what to train, or allocate with val= only"
-            )
+        """Prepare the training, or load the checkpoint in ``folder`` to continue it.
+
+        Args:
+            model: The network; trained in place until it is pruned.
+            groups: Its channel groups.
+            budgets: See `dsa_hw.Allocator`.
+            train: Loader of (inputs, targets) for the weights.
+            val: Loader of (inputs, targets) for the keep ratios.
+            recipe: Lengths of the stages and settings of the training.
+            finetune: Loader of the last stage; ``train`` if not given. The paper holds out a tenth of the training
+                data for the keep ratios, and trains on all of it once these are decided (``Data.whole``).
+            test: Loader to report the accuracy on after every epoch.
+            loss: ``loss(outputs, targets)``, a scalar.
+            grid: Step of the widths (K,).
+            folder: Where to write the log and checkpoints. Ctrl-C finishes the present step and saves; the same lines
+                continue and give the same result.
+            tensorboard: Whether to write the log for TensorBoard, to ``folder``.
+            progress: Whether to show a progress bar.
+            seed: Seed of sampled masks.
+            title: Label of the progress bar.
+
+        Raises:
+            TrainingError: Nothing can be trained, a loader is empty, or the checkpoint does not fit.
+            InfeasibleBudgetError: A budget cannot be met.
+        """
+        trainable_parameters(model)
         self.recipe, self.loss, self.grid, self.test = recipe, loss, grid, test
-        self.costs, self.limits, self.groups = costs, limits, groups
-        self.train, self.val = Endless(train, "train"), Endless(val, "val")
-        self.last = self.train if finetune is None else Endless(finetune, "finetune")
+        self.groups = groups
+        self.train, self.val = RepeatingLoader(train, "train"), RepeatingLoader(val, "val")
+        self.last = self.train if finetune is None else RepeatingLoader(finetune, "finetune")
         self.epoch_steps, self.last_epoch_steps = length_of(train), length_of(self.last.loader)
         for source, steps in ((self.train, self.epoch_steps), (self.last, self.last_epoch_steps)):
             if steps == 0:
-                raise TrainingError(f"the {source.name} loader is empty: give one with at least one batch")
+                raise TrainingError(f"The {source.name} loader is empty. Give one with at least one batch.")
         self.warm_up_end, self.allocation_end = (
             round(e * self.epoch_steps) for e in (recipe.warm_up, recipe.warm_up + recipe.allocation)
         )
@@ -181,8 +143,7 @@ class Trainer:
         self.allocator = Allocator(
             model,
             groups,
-            costs,
-            limits,
+            budgets,
             steps=updates,
             loss=loss,
             beta2=recipe.beta2,
@@ -190,50 +151,50 @@ class Trainer:
             seed=seed,
             **recipe.allocator,
         )
-        self.step, self.kept, self.rows = 0, None, []  # type: tuple[int, list[NDArray[np.int64]] | None, list[dict[str, float]]]
+        self.step = 0
+        self.kept: list[Ints] | None = None
+        self.rows: list[dict[str, float]] = []
         self._network, self._optimiser = self._prepared(model)
         self._seen = [0.0, 0.0]
         self._writer = _tensorboard(self.folder) if tensorboard and self._first else None
         self._resume()
         self._good = self._state()
 
-    # -- stages ------------------------------------------------------------------------------------------------------
-
     def run(self) -> Trained:
-        """All stages that are still to do."""
+        """Run all stages that are still to do.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed; with a folder the state is saved.
+            TrainingError: The loss is not finite; the state of the last whole epoch is restored.
+        """
         bar = tqdm(
             total=self.end, initial=self.step, desc=self.title, unit="step", delay=2, disable=not self.progress or None
         )
-        with bar, stopping() as asked:
+        with bar, defer_interrupt() as interrupts:
             while self.step < self.end:
                 try:
-                    self._one()
+                    self.advance()
                 except TrainingError as error:
                     self._load(self._good)
                     raise TrainingError(
-                        f"{error}. Stopped at step {self.step}; the state of the last whole epoch is restored"
+                        f"{error} Training stopped at step {self.step}, and the last whole epoch is restored."
                     ) from error
                 bar.update()
                 if int(self._epochs(self.step)) > int(self._epochs(self.step - 1)) or self.step == self.end:
-                    self._epoch(bar)
-                if self._agreed(asked):
+                    self._end_epoch(bar)
+                if self._any_rank(interrupts):
                     self._save()
-                    where = (
-                        f" in {self.folder}; the same call continues"
-                        if self.folder
-                        else ": give folder= to continue later"
-                    )
-                    _log.warning("stopped at step %d of %d%s", self.step, self.end, where)
+                    where = f"Saved in {self.folder}." if self.folder else "Not saved, because there is no folder."
+                    _log.warning("Interrupted at step %d of %d. %s", self.step, self.end, where)
                     raise KeyboardInterrupt
         if self.kept is None:
-            self._decide()
-        assert self.kept is not None
+            self.kept = self._realise().kept
         widths = np.array([len(units) for units in self.kept], np.int64)
         network = self._plain
         return Trained(network, self.allocator.keep_ratios, widths, self.kept, self.allocator, pd.DataFrame(self.rows))
 
-    def _one(self) -> None:
-        """One weight step and, when due, one step of the keep ratios or the pruning."""
+    def advance(self) -> None:
+        """Make one weight step and, when due, one step of the keep ratios or the pruning."""
         recipe, device = self.recipe, device_of(self._network)
         if self.step >= self.allocation_end and self.kept is None and recipe.finetune > 0:
             self._prune()
@@ -241,7 +202,7 @@ class Trainer:
             group["lr"] = self._rate()
         self._network.train()
         allocating = self.warm_up_end <= self.step < self.allocation_end
-        with self.allocator.masks() if allocating else contextlib.nullcontext(), precise(recipe.precision, device):
+        with self.allocator.masks() if allocating else contextlib.nullcontext(), autocast(recipe.precision, device):
             source = self.train if self.step < self.allocation_end else self.last
             value = checked_loss(self._network, on_device(next(source), device), self.loss)
         self._optimiser.zero_grad(set_to_none=True)
@@ -253,7 +214,7 @@ class Trainer:
             self.allocator.step(*[next(self.val) for _ in range(recipe.val_batches)])
 
     def _epochs(self, step: int) -> float:
-        """Epochs that ``step`` steps are: the last stage may have a loader of another length."""
+        """Convert steps to epochs; the last stage may have a loader of another length."""
         first = min(step, self.allocation_end)
         return first / self.epoch_steps + (step - first) / self.last_epoch_steps
 
@@ -264,28 +225,26 @@ class Trainer:
         epoch = self._epochs(self.step)
         return float(recipe.lr * 0.1 ** sum(epoch >= milestone for milestone in recipe.milestones))
 
-    def _decide(self) -> None:
-        alpha = self.allocator.keep_ratios.to_numpy()
-        widths = round_widths(alpha, CostSet(self.costs, self.groups.sizes, self.limits), self.grid)
-        scores = self.allocator.importances()
-        self.kept = select_channels(self.dense, self.groups, widths, lambda *_: scores)
+    def _realise(self) -> Realised:
+        allocator = self.allocator
+        problem = Problem(self.dense, self.groups, allocator.costs, grid=self.grid, minimum=0.0)
+        proposal = Proposal(allocator.admm.keep_ratios, self.dense, allocator.importances())
+        return realise(problem, proposal)
 
     def _prune(self) -> None:
-        self._decide()
-        assert self.kept is not None
-        self._network, self._optimiser = self._prepared(shrink(self.dense, self.groups, self.kept))
-
-    # -- one model, or the same one on every rank -------------------------------------------------------------------
+        found = self._realise()
+        self.kept = found.kept
+        self._network, self._optimiser = self._prepared(found.model)
 
     @property
     def _first(self) -> bool:
         return not _distributed() or torch.distributed.get_rank() == 0
 
-    def _agreed(self, asked: list[int]) -> bool:
-        """Whether any rank was asked to stop: all stop after the same step, or one would wait for ever."""
+    def _any_rank(self, interrupts: list[int]) -> bool:
+        """Tell whether any rank was interrupted; all must stop after the same step, or one would wait for ever."""
         if not _distributed():
-            return bool(asked)
-        flag = torch.tensor([float(bool(asked))], device=device_of(self._network))
+            return bool(interrupts)
+        flag = torch.tensor([float(bool(interrupts))], device=device_of(self._network))
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
         return bool(flag.item())
 
@@ -296,15 +255,16 @@ class Trainer:
 
     def _prepared(self, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
         recipe = self.recipe
-        parameters = [p for p in model.parameters() if p.requires_grad]
         optimiser = torch.optim.SGD(
-            parameters, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
+            trainable_parameters(model),
+            recipe.lr,
+            recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            nesterov=recipe.nesterov,
         )
         return (nn.parallel.DistributedDataParallel(model) if _distributed() else model), optimiser
 
-    # -- log and checkpoint ------------------------------------------------------------------------------------------
-
-    def _epoch(self, bar: Any) -> None:
+    def _end_epoch(self, bar: Any) -> None:
         row: dict[str, float] = {
             "epoch": self._epochs(self.step),
             "loss": self._seen[0] / max(self._seen[1], 1.0),
@@ -313,7 +273,7 @@ class Trainer:
             "beta2": self.allocator.beta2,
         }
         if self.test is not None:
-            row["accuracy"] = evaluate(self._plain, self.test, self.recipe.precision)
+            row["accuracy"] = accuracy(self._plain, self.test, self.recipe.precision)
         self._seen = [0.0, 0.0]
         self.rows.append(row)
         bar.set_postfix({key: f"{value:.3g}" for key, value in row.items() if key in ("loss", "used", "accuracy")})
@@ -327,7 +287,6 @@ class Trainer:
         state = {
             "step": self.step,
             "kept": None if self.kept is None else [torch.from_numpy(units) for units in self.kept],
-            "dense": self.dense.state_dict() if self.kept is None else None,
             "network": self._plain.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "allocator": self.allocator.state_dict(),
@@ -361,9 +320,8 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(self.rows).to_csv(self.folder / "log.csv", index=False)
         self.allocator.history.to_csv(self.folder / "allocation.csv", index=False)
-        part = self.folder / "checkpoint.part"
-        torch.save(self._state(), part)
-        os.replace(part, self.folder / "checkpoint.pt")
+        with whole_file(self.folder / "checkpoint.pt", TrainingError) as temporary:
+            torch.save(self._state(), temporary)
 
     def _resume(self) -> None:
         file = self.folder / "checkpoint.pt" if self.folder is not None else None
@@ -372,11 +330,11 @@ class Trainer:
         try:
             state = torch.load(file, map_location=device_of(self.dense), weights_only=True)
         except Exception as error:
-            raise TrainingError(f"{file} cannot be read ({error}): delete it to start again") from error
+            raise TrainingError(f"{file} cannot be read: {one_line(error)}. Delete it to start again.") from error
         if state["fingerprint"] != self.groups.fingerprint:
-            raise TrainingError(f"{file} belongs to another network: give another folder, or delete it to start again")
+            raise TrainingError(f"{file} is of another network. Give another folder, or delete it to start again.")
         self._load(state)
-        _log.info("continuing at step %d of %d", self.step, self.end)
+        _log.info("Continuing at step %d of %d.", self.step, self.end)
 
 
 def _distributed() -> bool:
@@ -386,11 +344,9 @@ def _distributed() -> bool:
 
 def _tensorboard(folder: Path | None) -> Any:
     if folder is None:
-        raise TrainingError("tensorboard=True needs folder=, where its files go")
+        raise TrainingError("`tensorboard` needs `folder`, where its files are written.")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        from dsa_hw.errors import MissingDependencyError
-
-        raise MissingDependencyError("tensorboard=True needs TensorBoard: pip install tensorboard") from error
+        raise MissingDependencyError("`tensorboard` needs TensorBoard. Run: pip install tensorboard.") from error
     return SummaryWriter(str(folder))

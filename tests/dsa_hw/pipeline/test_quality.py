@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import budgets
-from dsa_hw.methods.dsa.method import made_up_inputs
+from dsa_hw.methods.synthetic import synthetic_inputs
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, quality_on_synthetic_inputs
 from dsa_hw.pipeline.verification import recheck
@@ -90,7 +90,7 @@ def test_the_inputs_are_fresh(net: Net, example: Tensor) -> None:
     handle = net.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     quality_on_synthetic_inputs(net, copy.deepcopy(net), example, seed=3)
     handle.remove()
-    guiding = torch.cat([batch for (batch,), _ in zip(made_up_inputs(example, 8, 3), range(60), strict=False)])
+    guiding = torch.cat([batch for (batch,), _ in zip(synthetic_inputs(example, 8, 3), range(60), strict=False)])
     drawn = torch.cat(seen[: 256 // 8])
     assert torch.cdist(guiding.flatten(1), drawn.flatten(1)).min() > 1.0
 

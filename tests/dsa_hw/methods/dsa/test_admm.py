@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, WidthError
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.admm import Admm
+from dsa_hw.methods.dsa.projection import Box, project, project_logits
 
 Array = NDArray[np.float64]
 
@@ -69,6 +73,10 @@ class Kinked:
         return float(self.value(torch.from_numpy(alpha)))
 
 
+def admm_of(costs: list[Any], limits: list[float], k: int, **options: Any) -> Admm:
+    return Admm(CostSet(costs, np.ones(k), limits), **options)
+
+
 def between(cost: Quadratic, k: int, share: float, least: float = 1e-6) -> float:
     """A limit at ``share`` of the way from the smallest to the dense cost."""
     low, high = cost.at(np.full(k, least)), cost.at(np.ones(k))
@@ -119,7 +127,7 @@ def test_budget_is_reached_and_never_exceeded(
     floor = np.maximum(least, 1e-6)
     limits = [c.at(floor) + share * (c.at(np.ones(k)) - c.at(floor)) * (1 + 0.3 * j) for j, c in enumerate(costs)]
     limits[0] = max(limits[0], costs[0].at(floor))
-    admm = Admm(
+    admm = admm_of(
         costs,
         limits,
         k,
@@ -146,9 +154,7 @@ def test_a_projection_stops_at_the_edge_below_which_nothing_is_saved() -> None:
         k = int(rng.integers(2, 40))
         cost, least, alpha = Kinked(k, rng), np.full(k, 0.05), rng.uniform(0.1, 1.0, k)
         limit = cost.at(least) + rng.uniform(0.05, 0.9) * (cost.at(np.ones(k)) - cost.at(least))
-        admm = Admm([cost], [limit], k, pace=1, minimum=least)
-        admm.state.z = logit(np.clip(alpha, 0.05, 1 - 1e-6))
-        found = admm.keep_ratios
+        found = project(alpha, CostSet([cost], np.ones(k), [limit]), least)
         assert (1 - 1e-6) * limit <= cost.at(found) <= limit
         beyond += bool(((found < cost.edges - 0.02) & (alpha > cost.edges)).any())
     assert beyond <= 0.02 * runs
@@ -160,7 +166,7 @@ def test_the_unit_of_a_cost_changes_nothing(k: int, seed: int, share: float) -> 
     results = []
     for unit in (1.0, 1e9, 1e-9):
         cost = Quadratic.random(k, np.random.default_rng(seed), unit)
-        admm = Admm([cost], [between(cost, k, share)], k, pace=10)
+        admm = admm_of([cost], [between(cost, k, share)], k, pace=10)
         results.append(run(admm, np.ones(k)).keep_ratios)
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(results[2], results[0], rtol=0, atol=1e-12)
@@ -168,7 +174,7 @@ def test_the_unit_of_a_cost_changes_nothing(k: int, seed: int, share: float) -> 
 
 def test_without_a_loss_the_keep_ratios_stay_nearly_uniform() -> None:
     cost = Quadratic.random(9, np.random.default_rng(1))
-    admm = run(Admm([cost], [between(cost, 9, 0.4)], 9, pace=20), np.zeros(9))
+    admm = run(admm_of([cost], [between(cost, 9, 0.4)], 9, pace=20), np.zeros(9))
     assert np.ptp(admm.keep_ratios) < 0.01  # the metric is that of each step's beginning
 
 
@@ -177,7 +183,7 @@ def test_it_finds_the_optimum_and_its_price(k: int, share: float) -> None:
     rng = np.random.default_rng(k)
     cost, weights = Quadratic.random(k, rng), np.exp(0.7 * rng.normal(size=k))
     limit = between(cost, k, share)
-    admm = run(Admm([cost], [limit], k, pace=150, settle=250, travel=8.0, smoothing=0.5), weights)
+    admm = run(admm_of([cost], [limit], k, pace=150, settle=250, travel=8.0, smoothing=0.5), weights)
 
     def best(limit: float) -> float:
         def loss(z: Array) -> float:
@@ -206,7 +212,7 @@ def test_it_finds_the_optimum_and_its_price(k: int, share: float) -> None:
         return float(result.fun)
 
     optimum = best(limit)
-    uniform = Admm([cost], [limit], k, pace=150).keep_ratios
+    uniform = admm_of([cost], [limit], k, pace=150).keep_ratios
     gap = task_loss(uniform, weights) - optimum
     assert gap > 0
     assert task_loss(admm.keep_ratios, weights) - optimum < 0.02 * gap
@@ -229,11 +235,11 @@ def test_the_metric_decides_how_good_an_allocation_is_and_exact_projection_meets
         rng = np.random.default_rng(seed)
         cost, weights = Quadratic.random(12, rng), np.exp(rng.normal(size=12))
         limit = between(cost, 12, 0.3)
-        uniform = task_loss(Admm([cost], [limit], 12, pace=1).keep_ratios, weights)
-        long = run(Admm([cost], [limit], 12, pace=80, settle=80, travel=6.0), weights)
+        uniform = task_loss(admm_of([cost], [limit], 12, pace=1).keep_ratios, weights)
+        long = run(admm_of([cost], [limit], 12, pace=80, settle=80, travel=6.0), weights)
         optimum = task_loss(long.keep_ratios, weights)
         for choice in (("exact", "cost"), ("gradient", "cost"), ("exact", "logit"), ("gradient", "logit")):
-            admm = Admm([cost], [limit], 12, pace=60, subproblem=choice[0], metric=choice[1])
+            admm = admm_of([cost], [limit], 12, pace=60, subproblem=choice[0], metric=choice[1])
             value = task_loss(run(admm, weights, noise=1.0, seed=seed).keep_ratios, weights)
             closed.setdefault(choice, []).append((uniform - value) / (uniform - optimum))
             used.setdefault(choice, []).append(cost.at(expit(admm.state.z)) / limit)
@@ -249,7 +255,7 @@ def test_gradient_of_the_inner_problem_is_the_finite_difference_of_the_papers_ob
     """Eq. (9), written out here, with two budgets: both exceeded, one of them, and none."""
     k, rng = 6, np.random.default_rng(8)
     costs = [Quadratic.random(k, rng), Quadratic.random(k, rng)]
-    admm = Admm(costs, [between(cost, k, 0.4) for cost in costs], k, pace=5)
+    admm = admm_of(costs, [between(cost, k, 0.4) for cost in costs], k, pace=5)
     admm.state.theta, admm.state.u2 = rng.normal(size=k), rng.normal(size=k)
     z, u1, rho2 = rng.normal(size=k), rng.uniform(1.0, 2.0, 2), rng.uniform(0.5, 2.0, k)
 
@@ -276,10 +282,10 @@ def test_projection_meets_its_optimality_conditions() -> None:
     rng = np.random.default_rng(0)
     for k in (1, 3, 40):
         cost = Quadratic.random(k, rng)
-        admm = Admm([cost], [between(cost, k, 0.4)], k, pace=1, metric="logit")
+        costs, box = CostSet([cost], np.ones(k)), Box(np.zeros(k))
         y = rng.normal(size=k)
         limit = 0.93 * cost.at(expit(y)) / cost.at(np.ones(k))
-        z, mu = admm._project(y, np.array([limit]))
+        z, mu = project_logits(costs, y, np.array([limit]), box, np.ones_like)
         alpha = expit(z)
         pull = mu[0] * cost.gradient(alpha) / cost.at(np.ones(k)) * alpha * (1 - alpha)
         assert np.abs(y - z).max() <= 1.0
@@ -291,7 +297,7 @@ def test_only_the_binding_budget_has_a_price() -> None:
     rng = np.random.default_rng(3)
     tight, loose = Quadratic.random(6, rng), Quadratic.random(6, rng)
     limits = [between(tight, 6, 0.3), between(loose, 6, 0.99)]
-    admm = run(Admm([tight, loose], limits, 6, pace=40), np.ones(6))
+    admm = run(admm_of([tight, loose], limits, 6, pace=40), np.ones(6))
     first, second = admm.prices()
     assert first.binding
     assert first.price > 0
@@ -304,7 +310,7 @@ def test_the_pace_is_kept() -> None:
     """A loss that pulls up leaves the cost of z on the schedule at every step: linear, then flat."""
     cost = Quadratic.random(5, np.random.default_rng(4))
     limit = between(cost, 5, 0.4)
-    admm = Admm([cost], [limit], 5, pace=20, settle=5)
+    admm = admm_of([cost], [limit], 5, pace=20, settle=5)
     seen = []
     while not admm.finished:
         admm.step(-np.ones(5))
@@ -317,7 +323,7 @@ def test_the_pace_is_kept() -> None:
 
 def test_projected_gradients_never_raise_theta() -> None:
     cost = Quadratic.random(5, np.random.default_rng(4))
-    admm = Admm([cost], [between(cost, 5, 0.4)], 5, pace=20, project_gradient=True)
+    admm = admm_of([cost], [between(cost, 5, 0.4)], 5, pace=20, project_gradient=True)
     while not admm.finished:
         before = admm.state.theta
         admm.step(-np.arange(5.0))
@@ -329,9 +335,9 @@ def test_projected_gradients_fall_below_the_budget_with_noise() -> None:
     cost = Quadratic.random(5, np.random.default_rng(4))
     limit = between(cost, 5, 0.4)
     used = {}
-    for project in (False, True):
-        admm = run(Admm([cost], [limit], 5, pace=20, settle=20, project_gradient=project), np.ones(5), noise=3.0)
-        used[project] = cost.at(expit(admm.state.z)) / limit
+    for projected in (False, True):
+        admm = run(admm_of([cost], [limit], 5, pace=20, settle=20, project_gradient=projected), np.ones(5), noise=3.0)
+        used[projected] = cost.at(expit(admm.state.z)) / limit
     assert used[False] == pytest.approx(1.0, abs=1e-6)
     assert used[True] < 0.98
 
@@ -339,16 +345,16 @@ def test_projected_gradients_fall_below_the_budget_with_noise() -> None:
 def test_resumed_is_the_same_to_the_bit() -> None:
     cost = Quadratic.random(7, np.random.default_rng(5))
     limit, weights = between(cost, 7, 0.3), np.arange(1.0, 8.0)
-    whole = run(Admm([cost], [limit], 7, pace=12), weights)
-    first = Admm([cost], [limit], 7, pace=12)
+    whole = run(admm_of([cost], [limit], 7, pace=12), weights)
+    first = admm_of([cost], [limit], 7, pace=12)
     for _ in range(7):
         first.step(-0.5 * weights * first.alpha**-1.5)
-    second = Admm([cost], [limit], 7, pace=12)
+    second = admm_of([cost], [limit], 7, pace=12)
     second.load_state_dict(first.state_dict())
     first.step(np.ones(7))  # the copy does not share memory
     assert np.array_equal(run(second, weights).keep_ratios, whole.keep_ratios)
     with pytest.raises(WidthError, match="shape"):
-        Admm([cost, cost], [limit, limit], 7, pace=12).load_state_dict(first.state_dict())
+        admm_of([cost, cost], [limit, limit], 7, pace=12).load_state_dict(first.state_dict())
 
 
 @settings(max_examples=15, deadline=None)
@@ -357,17 +363,17 @@ def test_infeasible_budgets_are_refused_at_once_with_the_smallest_feasible(k: in
     cost = Quadratic.random(k, np.random.default_rng(seed), 1e6)
     smallest = cost.at(np.full(k, least))
     with pytest.raises(InfeasibleBudgetError, match="more than") as caught:
-        Admm([cost], [smallest * (1 - 1e-9)], k, pace=5, minimum=least)
+        admm_of([cost], [smallest * (1 - 1e-9)], k, pace=5, minimum=least)
     assert caught.value.smallest is not None
     assert caught.value.smallest == pytest.approx(smallest, rel=1e-12)
-    kept = run(Admm([cost], [caught.value.smallest], k, pace=5, minimum=least), np.ones(k)).keep_ratios
+    kept = run(admm_of([cost], [caught.value.smallest], k, pace=5, minimum=least), np.ones(k)).keep_ratios
     assert cost.at(kept) <= smallest
     assert kept.min() >= least
 
 
 def test_a_budget_that_the_dense_network_keeps_is_finished_at_once() -> None:
     cost = Quadratic.random(4, np.random.default_rng(6))
-    admm = Admm([cost], [cost.at(np.ones(4))], 4, pace=5)
+    admm = admm_of([cost], [cost.at(np.ones(4))], 4, pace=5)
     assert admm.finished
     assert (admm.keep_ratios == 1.0).all()
     assert (admm.alpha == 1.0).all()
@@ -379,7 +385,7 @@ def test_a_budget_that_the_dense_network_keeps_is_finished_at_once() -> None:
 def test_bad_input_is_refused_and_changes_nothing() -> None:
     cost = Quadratic.random(3, np.random.default_rng(7))
     limit = between(cost, 3, 0.5)
-    admm = Admm([cost], [limit], 3, pace=5)
+    admm = admm_of([cost], [limit], 3, pace=5)
     before = admm.state_dict()
     for wrong in (np.array([1.0, np.nan, 0.0]), np.array([np.inf, 0.0, 0.0]), np.ones(4)):
         with pytest.raises(DsaError, match="3 finite numbers"):
@@ -387,12 +393,12 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
     after = admm.state_dict()
     assert all(torch.equal(torch.as_tensor(before[name]), torch.as_tensor(after[name])) for name in before)
     with pytest.raises(BudgetError, match="metric"):
-        Admm([cost], [limit], 3, pace=5, metric="none")
+        admm_of([cost], [limit], 3, pace=5, metric="none")
     with pytest.raises(BudgetError, match="pace"):
-        Admm([cost], [limit], 3, pace=0)
+        admm_of([cost], [limit], 3, pace=0)
     with pytest.raises(BudgetError, match="limit"):
-        Admm([cost], [limit, limit], 3, pace=5)
+        admm_of([cost], [limit, limit], 3, pace=5)
     with pytest.raises(BudgetError, match="finite"):
-        Admm([cost], [float("nan")], 3, pace=5)
+        admm_of([cost], [float("nan")], 3, pace=5)
     with pytest.raises(BudgetError, match="positive"):
-        Admm([Quadratic(np.zeros((3, 3)), np.zeros(3))], [1.0], 3, pace=5)
+        admm_of([Quadratic(np.zeros((3, 3)), np.zeros(3))], [1.0], 3, pace=5)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from budgets import FlopsBudget
 from dsa_hw.channels.importance import scores
 from dsa_hw.errors import InfeasibleBudgetError, TrainingError, WidthError
+from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
-from dsa_hw.methods.dsa.trainer import Recipe
-from dsa_hw.training.finetune import Endless
+from dsa_hw.methods.dsa.recipe import Recipe
+from dsa_hw.training.loaders import RepeatingLoader
 from tests.fakes.networks import batches, trained, with_flops
 
 
@@ -27,10 +29,10 @@ def model() -> nn.Module:
 
 def allocator(model: nn.Module, share: float = 0.6, steps: int = 24, **options: Any) -> Allocator:
     groups, flops, dense = with_flops(model)
-    return Allocator(model, groups, [flops], [share * dense], steps=steps, **options)
+    return Allocator(model, groups, CostSet([flops], groups.sizes, [share * dense]), steps=steps, **options)
 
 
-def run(one: Allocator, data: Endless, steps: int | None = None) -> Allocator:
+def run(one: Allocator, data: RepeatingLoader, steps: int | None = None) -> Allocator:
     while not one.finished and (steps is None or one.admm.state.step < steps):
         one.step(next(data))
     return one
@@ -38,14 +40,13 @@ def run(one: Allocator, data: Endless, steps: int | None = None) -> Allocator:
 
 def used(one: Allocator) -> float:
     """Cost at the keep ratios over the limit."""
-    cost = one.admm._costs.raw.costs[0]
-    return float(cost.value(torch.from_numpy(one.admm.keep_ratios))) / float(one.admm._costs.raw.limits[0])
+    return float((one.costs.at_ratios(one.admm.keep_ratios) / one.costs.limits)[0])
 
 
 @pytest.mark.parametrize("masks", ["soft", "straight_through", "antithetic", "relaxed", "disarm"])
 def test_the_budget_is_kept_and_used(model: nn.Module, masks: str) -> None:
     samples = 1 if masks == "soft" else 2
-    one = run(allocator(model, masks=masks, samples=samples), Endless(batches()))
+    one = run(allocator(model, masks=masks, samples=samples), RepeatingLoader(batches()))
     assert 0.995 <= used(one) <= 1.0
     assert one.keep_ratios.between(0.05, 1.0).all()
     history = one.history
@@ -54,7 +55,7 @@ def test_the_budget_is_kept_and_used(model: nn.Module, masks: str) -> None:
 
 
 def test_what_is_useful_is_kept(model: nn.Module) -> None:
-    ratios = run(allocator(model, steps=40), Endless(batches())).keep_ratios
+    ratios = run(allocator(model, steps=40), RepeatingLoader(batches())).keep_ratios
     assert ratios["useful"] > 1.5 * ratios["useless"]
 
 
@@ -76,7 +77,7 @@ def test_a_step_leaves_the_model_as_it_was(model: nn.Module) -> None:
 
 def test_weights_learn_under_the_masks(model: nn.Module) -> None:
     subject = copy.deepcopy(model).train()
-    one = run(allocator(subject, share=0.4), Endless(batches()), steps=16)
+    one = run(allocator(subject, share=0.4), RepeatingLoader(batches()), steps=16)
     optimiser = torch.optim.SGD(subject.parameters(), 0.05)
     losses = []
     for x, y in batches(1) * 12:
@@ -92,7 +93,7 @@ def test_weights_learn_under_the_masks(model: nn.Module) -> None:
 @pytest.mark.parametrize("kind", ["hard", "sampled", "soft"])
 def test_masks_for_weights(model: nn.Module, kind: str) -> None:
     # masks that are still soft, or there is nothing to sample
-    one = run(allocator(model, share=0.4, weight_masks=kind, beta2=(2.0, 20.0)), Endless(batches()), steps=20)
+    one = run(allocator(model, share=0.4, weight_masks=kind, beta2=(2.0, 20.0)), RepeatingLoader(batches()), steps=20)
     seen = []
     for _ in range(2):
         with one.masks():
@@ -115,12 +116,12 @@ def test_masks_for_weights(model: nn.Module, kind: str) -> None:
 
 
 def test_killed_and_resumed_gives_the_same(model: nn.Module, tmp_path: Path) -> None:
-    straight = run(allocator(model, masks="straight_through", seed=3), Endless(batches()))
-    data = Endless(batches())
+    straight = run(allocator(model, masks="straight_through", seed=3), RepeatingLoader(batches()))
+    data = RepeatingLoader(batches())
     first = run(allocator(model, masks="straight_through", seed=3), data, steps=10)
     torch.save({"allocator": first.state_dict(), "data": data.state_dict()}, tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    second, rest = allocator(model, masks="straight_through", seed=99), Endless(batches())
+    second, rest = allocator(model, masks="straight_through", seed=99), RepeatingLoader(batches())
     second.load_state_dict(state["allocator"])
     rest.load_state_dict(state["data"])
     run(second, rest)
@@ -135,13 +136,13 @@ def test_a_state_of_another_network_is_refused(model: nn.Module) -> None:
 
 
 def test_mixed_precision(model: nn.Module) -> None:
-    exact = run(allocator(model), Endless(batches())).keep_ratios
+    exact = run(allocator(model), RepeatingLoader(batches())).keep_ratios
     inside = allocator(model)
-    data = Endless(batches())
+    data = RepeatingLoader(batches())
     while not inside.finished:
         with torch.autocast("cpu", torch.bfloat16):
             inside.step(next(data))
-    named = run(allocator(model, precision="bf16"), Endless(batches())).keep_ratios
+    named = run(allocator(model, precision="bf16"), RepeatingLoader(batches())).keep_ratios
     assert inside.keep_ratios.equals(named)  # a surrounding autocast and precision= are the same thing
     assert not named.equals(exact)  # ... and it is in force
     assert np.abs(named - exact).max() < 0.15
@@ -177,7 +178,7 @@ def test_infeasible_is_known_before_any_step(model: nn.Module) -> None:
 
 
 def test_nan_and_explosion_stop_and_change_nothing(model: nn.Module) -> None:
-    one = run(allocator(model, masks="straight_through"), Endless(batches()), steps=5)
+    one = run(allocator(model, masks="straight_through"), RepeatingLoader(batches()), steps=5)
     before = pickle.dumps([one.admm.state.theta.tolist(), one.admm.state.step, one._generator.get_state().tolist()])
     x, y = batches()[0]
     with pytest.raises(TrainingError, match="loss is nan"):
@@ -192,13 +193,13 @@ def test_nan_and_explosion_stop_and_change_nothing(model: nn.Module) -> None:
 
 def test_labels_out_of_range(model: nn.Module) -> None:
     x, y = batches()[0]
-    with pytest.raises(TrainingError, match="labels run from 0 to 7, but the network has 4 classes"):
+    with pytest.raises(TrainingError, match="Labels run from 0 to 7, but the network has 4 classes"):
         allocator(model).step((x, torch.where(y == 3, 7, y)))
 
 
 def test_a_frozen_model_can_be_allocated(model: nn.Module) -> None:
     frozen = copy.deepcopy(model).requires_grad_(False)
-    assert used(run(allocator(frozen), Endless(batches()))) > 0.99
+    assert used(run(allocator(frozen), RepeatingLoader(batches()))) > 0.99
 
 
 def test_groups_of_one_channel() -> None:
@@ -212,7 +213,7 @@ def test_groups_of_one_channel() -> None:
         nn.Flatten(),
         nn.Linear(8, 4),
     )
-    one = run(allocator(net, share=0.7), Endless(batches()))
+    one = run(allocator(net, share=0.7), RepeatingLoader(batches()))
     assert 1 not in one.groups.sizes  # nothing to decide there: such a group is not offered
     assert len(one.keep_ratios) == 1
     assert used(one) <= 1.0
@@ -223,8 +224,8 @@ def _rank(rank: int, world: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     try:
         wrapped = nn.parallel.DistributedDataParallel(trained())
-        groups, flops, dense = with_flops(wrapped.module)
-        one = Allocator(wrapped, groups, [flops], [0.5 * dense], steps=9)
+        groups, _, _ = with_flops(wrapped.module)
+        one = Allocator(wrapped, groups, FlopsBudget("50%"), steps=9)
         optimiser = torch.optim.SGD(wrapped.parameters(), 0.05)
         for train, val in zip(batches(9, seed=10 + rank), batches(9, seed=20 + rank), strict=True):
             wrapped.train()
@@ -295,12 +296,12 @@ def plain_network(seed: int) -> nn.Module:
 def test_soft_masks_at_the_papers_beta2_have_no_gradient_behind_a_batch_norm(seed: int) -> None:
     """Hence the sampled masks of ``Recipe.paper``. All keep ratios are sigmoid(1) = 0.73."""
     net, batch = plain_network(seed), batches(1, size=64, seed=1)[0]
-    groups, flops, dense = with_flops(net)
+    groups, _, _ = with_flops(net)
 
     def sensitivity(beta2: float, draw: int = 0, **options: Any) -> Any:
         """|dL/dalpha| (K,)."""
         options = {"beta2": (beta2, beta2), "start": 1.0, "smoothing": 0.0, "seed": draw, **options}
-        one = Allocator(net, groups, [flops], [0.3 * dense], steps=3, **options)
+        one = Allocator(net, groups, FlopsBudget("30%"), steps=3, **options)
         one.step(batch)
         return np.abs(one.admm.state.gradient)
 

@@ -16,7 +16,7 @@ from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.problem import Problem
 from dsa_hw.methods.registry import solve
-from dsa_hw.training.finetune import Endless
+from dsa_hw.training.loaders import RepeatingLoader
 from tests.fakes.networks import batches, trained, with_flops
 
 cross_entropy = nn.functional.cross_entropy
@@ -61,7 +61,7 @@ def test_a_unit_that_nobody_reads_matters_to_nobody(model: nn.Module) -> None:
             if cut.role == "in" and cut.tensor in weights and cut.dim is not None and unit in cut.units:
                 where = torch.from_numpy(np.flatnonzero(cut.units == unit))
                 weights[cut.tensor].index_fill_(cut.dim, where, 0.0)
-    found = fisher(subject, groups, [next(Endless(batches()))], cross_entropy)
+    found = fisher(subject, groups, [next(RepeatingLoader(batches()))], cross_entropy)
     assert found[k][unit - groups.offsets[k]] == 0.0
     assert scores(subject, groups, "gamma")[k][unit - groups.offsets[k]] > 0.0  # |gamma| does not see it
 
@@ -69,7 +69,7 @@ def test_a_unit_that_nobody_reads_matters_to_nobody(model: nn.Module) -> None:
 def test_the_model_stays_as_it_was(model: nn.Module) -> None:
     subject = copy.deepcopy(model).train()
     before = copy.deepcopy(subject.state_dict())
-    fisher(subject, with_flops(subject)[0], [next(Endless(batches()))], cross_entropy)
+    fisher(subject, with_flops(subject)[0], [next(RepeatingLoader(batches()))], cross_entropy)
     assert all(module.training for module in subject.modules())
     assert all(p.grad is None for p in subject.parameters())
     for key, value in subject.state_dict().items():
@@ -82,7 +82,7 @@ def test_without_any_gradient_gamma_decides_and_it_is_said(model: nn.Module, cap
 
     groups, _, _ = with_flops(model)
     with caplog.at_level(logging.WARNING):
-        found = fisher(model, groups, [next(Endless(batches()))], flat)
+        found = fisher(model, groups, [next(RepeatingLoader(batches()))], flat)
     assert "no gradient" in caplog.text
     for one, other in zip(found, scores(model, groups, "gamma"), strict=True):
         np.testing.assert_array_equal(one, other)

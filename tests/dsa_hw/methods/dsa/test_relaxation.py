@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsa_hw.errors import DsaError, WidthError
-from dsa_hw.methods.dsa.relaxation import MASKS, Layout, beta2_schedule, inexactness, keep_probabilities, sample_masks
+from dsa_hw.methods.dsa.estimators import sample_masks
+from dsa_hw.methods.dsa.relaxation import Layout, inexactness, keep_probabilities
 
 SIZES = (4, 3, 1)
 LAYOUT = Layout(SIZES)
@@ -116,13 +116,11 @@ def test_inexactness_vanishes_as_beta2_grows(size: int) -> None:
     layout = Layout((size,))
     b = layout.pad([np.linspace(1.0, 2.0, size)])
     alpha = torch.tensor([1.0 / 3.0 if size == 3 else 0.5], dtype=torch.float64)
-    values = [
-        inexactness(keep_probabilities(alpha, b, beta2_schedule(epoch), layout)).item() for epoch in (0, 60, 90, 150)
-    ]
+    values = [inexactness(keep_probabilities(alpha, b, beta2, layout)).item() for beta2 in (0.05, 15.0, 250.0, 1e5)]
     assert all(later < earlier for earlier, later in itertools.pairwise(values))
     assert values[0] == pytest.approx(size * alpha.item() * (1 - alpha.item()), rel=1e-2)
     assert values[-1] < 1e-12
-    hard = keep_probabilities(alpha, b, beta2_schedule(300), layout)
+    hard = keep_probabilities(alpha, b, 1e11, layout)
     assert hard.round().sum() == round(size * alpha.item())
     assert hard[0, -1] == 1
 
@@ -133,7 +131,7 @@ def test_implicit_gradient_is_the_finite_difference_of_the_enumerated_loss(seed:
     b = importances(LAYOUT, seed)
     alpha = torch.from_numpy(np.random.default_rng(seed).uniform(0.1, 0.9, 3)).requires_grad_()
     expected_loss(keep_probabilities(alpha, b, beta2, LAYOUT)).backward()
-    step = 1e-4
+    step = 1e-5
     for k in range(3):
         shift = torch.zeros(3, dtype=torch.float64)
         shift[k] = step
@@ -143,7 +141,7 @@ def test_implicit_gradient_is_the_finite_difference_of_the_enumerated_loss(seed:
         ]
         difference = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step)
         assert alpha.grad is not None
-        # Truncation of the difference grows with beta2^4 step^4.
+        # Truncation of the difference grows with beta2^4 step^4; at a step of 1e-4 it is 5e-5 for some seeds.
         assert alpha.grad[k].item() == pytest.approx(difference, rel=1e-5, abs=1e-6)
 
 
@@ -289,7 +287,7 @@ def test_bad_input_is_refused_with_a_reason() -> None:
     for wrong in (-1.0, float("nan"), float("inf")):
         broken = b.clone()
         broken[1, 0] = wrong
-        with pytest.raises(WidthError, match=r"group\(s\) \[1\]"):
+        with pytest.raises(WidthError, match=r"groups \[1\]"):
             keep_probabilities(alpha, broken, 1.0, LAYOUT)
     with pytest.raises(WidthError, match="beta2"):
         keep_probabilities(alpha, b, 0.0, LAYOUT)
@@ -304,33 +302,3 @@ def test_bad_input_is_refused_with_a_reason() -> None:
             sample_masks(b, method, count)
     with pytest.raises(DsaError, match="2 losses"):
         sample_masks(alpha[None], "disarm", 2).surrogate(torch.zeros(3))
-    assert set(MASKS) == {"soft", "straight_through", "antithetic", "relaxed", "disarm"}
-
-
-def test_fifty_groups_of_512_take_no_longer_than_a_few_dozen_sigmoids() -> None:
-    """The bound is a ratio, so that a slow or busy machine does not decide: 2 ms are about 60 of these sigmoids."""
-    layout = Layout((512,) * 50)
-    generator = torch.Generator().manual_seed(0)
-    b = torch.rand(layout.shape, generator=generator, dtype=torch.float64)
-    alpha = torch.rand(50, generator=generator, dtype=torch.float64).requires_grad_()
-
-    def work() -> None:
-        p = keep_probabilities(alpha, b, 1.0, layout)
-        sample_masks(p, "straight_through", generator=generator).masks.sum().backward()
-
-    def clock(function: object, count: int = 15) -> float:
-        times = []
-        for _ in range(count):
-            start = time.perf_counter()
-            function()  # type: ignore[operator]
-            times.append(time.perf_counter() - start)
-        return min(times)  # whoever shares the machine can only add
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        work()
-        ratio = clock(work) / clock(lambda: torch.sigmoid(b), 60)
-    finally:
-        torch.set_num_threads(threads)
-    assert ratio < 90

@@ -1,0 +1,70 @@
+"""Batch-norm statistics: those of each batch, and new ones after weights or widths have changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsa_hw.training.loaders import on_device
+from dsa_hw.training.losses import autocast
+from dsa_hw.utils.modules import device_of, evaluating
+
+__all__ = ["batch_statistics", "recalibrate"]
+
+
+def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    kind = nn.modules.batchnorm._BatchNorm
+    return [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
+
+
+@contextlib.contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Normalise each batch by its own statistics, with all other modules in evaluation mode.
+
+    Modes and running statistics are the same afterwards as before.
+    """
+    norms = _norms(model)
+    saved = [(m, m.momentum, m.num_batches_tracked) for m in norms]
+    with evaluating(model):
+        for norm in norms:
+            norm.train()
+            norm.momentum = 0.0  # running = 1 * running + 0 * batch
+            norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+        try:
+            yield
+        finally:
+            for norm, momentum, count in saved:
+                norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, loader: Iterable[Any], batches: int = 20, precision: str = "fp32") -> None:
+    """Measure the batch-norm statistics again, in place; needed after weights or widths have changed.
+
+    Args:
+        model: The network. Its modes stay as they are.
+        loader: Loader of (inputs, targets).
+        batches: How many batches to average over, at most.
+        precision: "fp32", "bf16" or "fp16".
+    """
+    norms = _norms(model)
+    if not norms:
+        return
+    device, momenta = device_of(model), [norm.momentum for norm in norms]
+    with evaluating(model):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain average over all batches
+            norm.train()
+        try:
+            for batch, _ in zip(loader, range(batches), strict=False):
+                inputs, _ = on_device(batch, device)
+                with autocast(precision, device):
+                    model(inputs)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum

@@ -1,0 +1,117 @@
+"""Batches: moved to a device, counted, and repeated with a position that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsa_hw.errors import TrainingError
+
+__all__ = ["RepeatingLoader", "length_of", "on_device"]
+
+
+def on_device(batch: Any, device: torch.device) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a batch, moved to ``device``.
+
+    Raises:
+        TrainingError: The batch is not a pair.
+    """
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise TrainingError(f"Loaders must yield (inputs, targets); got a {type(batch).__name__}.")
+    inputs, targets = batch
+    return _moved(inputs, device), _moved(targets, device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_moved(v, device) for v in value)
+    return value
+
+
+def length_of(loader: Iterable[Any]) -> int:
+    """Return the number of batches in one epoch.
+
+    Raises:
+        TrainingError: The loader has no length.
+    """
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TrainingError(
+            "The loader has no length, so the length of an epoch is unknown. Give a DataLoader, a list, or anything "
+            "with len()."
+        ) from error
+
+
+class RepeatingLoader:
+    """The batches of a loader in a cycle, with a position that can be saved and restored.
+
+    A restored position gives the same batches if the loader repeats itself: `dsa_hw.zoo.data.Batches` does (by its
+    ``epoch``), a ``DataLoader`` does with a ``sampler`` that has ``set_epoch``.
+    """
+
+    def __init__(self, loader: Iterable[Any], name: str = "train") -> None:
+        """Start before the first batch; ``name`` is for messages."""
+        self.loader, self.name = loader, name
+        self.passes, self.position = 0, 0
+        self._iterator: Iterator[Any] | None = None
+
+    def _begin(self) -> None:
+        sampler = getattr(self.loader, "sampler", None)
+        if sampler is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.passes)
+        elif hasattr(self.loader, "epoch"):
+            self.loader.epoch = self.passes
+        self._iterator = iter(self.loader)
+        self.passes, self.position = self.passes + 1, 0
+
+    def __iter__(self) -> RepeatingLoader:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            TrainingError: The loader is empty, or cannot be iterated again (a generator).
+        """
+        for _ in range(2):
+            if self._iterator is None:
+                self._begin()
+            try:
+                batch = next(self._iterator)  # type: ignore[arg-type]
+            except StopIteration:
+                self._iterator = None
+                continue
+            self.position += 1
+            return batch
+        raise TrainingError(
+            f"The {self.name} loader gave no batch in pass {self.passes}. Give one that is not empty and can be "
+            "iterated again (a DataLoader or a list, not a generator)."
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"passes": self.passes, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to the position that ``state`` holds."""
+        self.passes, self.position, self._iterator = int(state["passes"]), 0, None
+        # At the end of a pass there is no need to read the batches again.
+        if self.passes and int(state["position"]) == _known_length(self.loader):
+            self.position = int(state["position"])
+        elif self.passes:
+            self.passes -= 1
+            for _ in range(int(state["position"])):
+                next(self)
+
+
+def _known_length(loader: Iterable[Any]) -> int | None:
+    try:
+        return length_of(loader)
+    except TrainingError:
+        return None
