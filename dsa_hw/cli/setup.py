@@ -18,7 +18,7 @@ _EXAMPLES = """examples:
   dsa-hw setup ethos-u --constraints constraints.txt
 
 pip's own settings hold (PIP_INDEX_URL, PIP_CONSTRAINT, pip.conf). torch is installed in the version that is here; to
-get its CPU-only build, set PIP_EXTRA_INDEX_URL as pytorch.org says. DSA_HW_HOME moves the folder.
+get its CPU-only build, set PIP_EXTRA_INDEX_URL as pytorch.org says. DSA_HW_CACHE moves the folder.
 """
 
 

@@ -1,7 +1,8 @@
-"""Packages that cannot live beside ours, called in an environment of their own.
+"""Call LiteRT and Vela in an environment of their own, since their packages conflict with those of dsa_hw.
 
-``dsa-hw setup ethos-u`` makes it, in the user's cache folder (or ``DSA_HW_HOME``). A `Worker` is one process there:
-JSON lines over its standard input and output, arrays and networks as files in a folder of its own. No pickle crosses.
+``dsa-hw setup ethos-u`` creates the environment in the user's cache folder. A `Worker` is one process in it. Requests
+and answers are JSON lines on its standard input and output; arrays and networks are files in a temporary folder.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -18,39 +19,37 @@ from pathlib import Path
 from typing import Any
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ModelError
+from dsa_hw.utils.files import cache_folder
 
 __all__ = ["PACKAGES", "Worker", "environment_folder", "python_of", "versions"]
 
 PACKAGES = ("litert-torch==0.10.0", "ai-edge-quantizer==0.10.0", "ai-edge-litert==2.3.0", "ethos-u-vela==5.2.0")
-"""What goes into the environment, in the versions that this code was run with; the same as the extra ``ethos-u``."""
+"""What the environment contains, in tested versions; the same as the extra ``ethos-u``."""
 
 _COMMAND = "dsa-hw setup ethos-u"
 
 
 def environment_folder() -> Path:
-    """Where the environment is, or will be."""
-    if home := os.environ.get("DSA_HW_HOME"):
-        base = Path(home)
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "dsa_hw"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches" / "dsa_hw"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsa_hw"
-    return base / "environments" / "ethos-u"
+    """Return the folder of the environment; it need not exist."""
+    return cache_folder() / "environments" / "ethos-u"
 
 
 def python_of(folder: Path) -> Path:
-    """The interpreter of the environment in ``folder``."""
+    """Return the Python interpreter of the environment in ``folder``."""
     return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 def versions() -> dict[str, str]:
-    """Versions of `PACKAGES` and torch in the environment; `MissingDependencyError` with the command that makes it."""
+    """Return the versions of `PACKAGES` and torch in the environment.
+
+    Raises:
+        MissingDependencyError: The environment does not exist or is incomplete; the message has the command to create
+            it.
+    """
     folder = environment_folder()
     if not python_of(folder).exists():
         raise MissingDependencyError(
-            f"LiteRT and Vela live in an environment of their own, and there is none in {folder}; make it with "
+            f"LiteRT and Vela need an environment of their own, which does not exist in {folder}. Create it with: "
             f"{_COMMAND} (some minutes, about 2 GB)"
         )
     wanted = {package.partition("==")[0] for package in PACKAGES} | {"torch"}
@@ -58,14 +57,13 @@ def versions() -> dict[str, str]:
     found = {str(d.name).lower(): d.version for d in distributions(path=[str(p) for p in places])}
     if missing := sorted(wanted - found.keys()):
         raise MissingDependencyError(
-            f"the environment in {folder} lacks {', '.join(missing)} (an installation that was interrupted?); make it "
-            f"again with {_COMMAND} --again"
+            f"The environment in {folder} lacks {', '.join(missing)}. Create it again with: {_COMMAND} --again"
         )
     return {name: found[name] for name in sorted(wanted)}
 
 
 class Worker:
-    """One process in the environment, started by the first request and ended with this object."""
+    """One process in the environment; the first request starts it, and it ends with this object."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dsa-hw-", ignore_cleanup_errors=True)
@@ -76,18 +74,20 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process, if it runs."""
+        """Id of the process; None if it does not run."""
         return None if self._process is None else self._process.pid
 
     def path(self, suffix: str) -> Path:
-        """A new file name in the folder."""
+        """Return a new file name in the folder."""
         self._names += 1
         return self.folder / f"{self._names}{suffix}"
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """One request, and its answer.
+        """Send one request and return its answer.
 
-        `ModelError` where the network cannot be done, `MeasurementError` where the worker fails or dies.
+        Raises:
+            ModelError: The network is not supported.
+            MeasurementError: The worker fails or ends.
         """
         process = self._started()
         assert process.stdin is not None
@@ -99,7 +99,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         except BaseException:
-            process.kill()  # it may be busy for long, and its answer would be taken for that of the next request
+            process.kill()  # a late answer would be mistaken for that of the next request
             self.close()
             raise
         try:
@@ -109,12 +109,14 @@ class Worker:
             self.close()
             what = f"answered {line[:80]!r}" if line else "ended"
             raise MeasurementError(
-                f"the worker {what} when asked to {do}; its last words: {self._last_words()}"
+                f"The LiteRT worker {what} at request {do!r}. End of its log: {self._log_end()}"
             ) from error
         if "refused" in answer:
             raise ModelError(str(answer["refused"]))
         if "done" not in answer:
-            raise MeasurementError(f"the worker could not {do}: {answer.get('failed')}; {self._last_words()}")
+            raise MeasurementError(
+                f"The LiteRT worker failed at request {do!r}: {answer.get('failed')}. End of its log: {self._log_end()}"
+            )
         return dict(answer["done"])
 
     def close(self) -> None:
@@ -135,21 +137,21 @@ class Worker:
                     stderr=log,
                     text=True,
                     env={**_clean(), "PYTHONNOUSERSITE": "1"},
-                    start_new_session=True,  # Ctrl-C is for us; the worker ends with its input
+                    start_new_session=True,  # Ctrl-C must not reach the worker, which ends with its input
                 )
             weakref.finalize(self, _end, process)
             self._process = process
         return self._process
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         with contextlib.suppress(OSError):
             lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-            return " ".join(lines[-3:])[-300:] or "none"
-        return "none"
+            return " ".join(lines[-3:])[-300:] or "empty"
+        return "empty"
 
 
 def _clean() -> dict[str, str]:
-    """Our environment variables without those that would bring our packages along."""
+    """Return our environment variables without those that add packages to Python's path."""
     return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 
 

@@ -1,4 +1,4 @@
-"""``nn.Module`` -> LiteRT files, through the worker: converted once, then narrowed for every configuration."""
+"""Convert networks to LiteRT files through the worker: once, then narrowed for every configuration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.channels.trace import copy_sharing_tensors
 from dsa_hw.errors import ModelError, ProfileError, TraceError
+from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.text import one_line
 from profilers.litert.client import Worker
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = ["ConvertedNetwork", "TfliteFile", "arrays_of", "convert", "to_bytes"]
 
 
 class TfliteFile:
-    """A float32 LiteRT file in the worker's folder; the file goes with this object."""
+    """A float32 LiteRT file in the worker's folder; it is deleted with this object."""
 
     def __init__(self, worker: Worker, path: Path) -> None:
         self.worker = worker
@@ -34,14 +35,27 @@ class TfliteFile:
         weakref.finalize(self, path.unlink, missing_ok=True)
 
     def content(self) -> bytes:
-        """The file."""
+        """Return the bytes of the file."""
         return (self.worker.folder / self.name).read_bytes()
 
 
 def convert(worker: Worker, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[TfliteFile, str]:
-    """``model`` in evaluation mode as a LiteRT file, and why it cannot be narrowed (empty where it can)."""
+    """Convert ``model`` in evaluation mode to a LiteRT file.
+
+    Args:
+        worker: The process that converts.
+        model: The network.
+        inputs: Its example inputs, floating point.
+
+    Returns:
+        The file, and why it cannot be narrowed (empty if it can).
+
+    Raises:
+        ModelError: The network or its inputs are not supported.
+        TraceError: torch.export cannot trace the network.
+    """
     if bad := [tuple(x.shape) for x in inputs if not x.is_floating_point()]:
-        raise ModelError(f"LiteRT targets take images and other floating-point inputs, got integers of shape {bad[0]}")
+        raise ModelError(f"LiteRT targets need floating-point inputs; got integers of shape {bad[0]}.")
     program, path = worker.path(".pt2"), worker.path(".tflite")
     try:
         program.write_bytes(_program(model, inputs))
@@ -52,7 +66,7 @@ def convert(worker: Worker, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[
 
 
 def to_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
-    """``model`` as the bytes of a float32 LiteRT file, images channel-last."""
+    """Return ``model`` as the bytes of a float32 LiteRT file, images channel-last."""
     worker = Worker()
     try:
         return convert(worker, model, inputs)[0].content()
@@ -61,7 +75,7 @@ def to_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
 
 
 def _program(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
-    """The archive of ``torch.export``: graph as JSON, tensors as bytes; no example inputs: they would be pickled."""
+    """Return the archive of ``torch.export``, without example inputs, which would be pickled."""
     copied = copy_sharing_tensors(model).eval()
     try:
         with warnings.catch_warnings():
@@ -71,12 +85,12 @@ def _program(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
             buffer = io.BytesIO()
             torch.export.save(exported, buffer)
     except Exception as error:  # torch.export raises whatever the network's code raises
-        raise TraceError(f"torch.export cannot trace this network: {' '.join(str(error).split())[:300]}") from error
+        raise TraceError(f"torch.export cannot trace this network: {one_line(error)}") from error
     return buffer.getvalue()
 
 
 class ConvertedNetwork:
-    """A network converted once, from which any configuration can be made."""
+    """A network converted once, from which the worker makes any configuration."""
 
     def __init__(self, worker: Worker, model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...]) -> None:
         self.groups = groups
@@ -84,10 +98,10 @@ class ConvertedNetwork:
         self._file, self._reason = convert(worker, model, inputs)
         weakref.finalize(self, _forget, worker, self._file.name)
 
-    def make(self, kept: Sequence[NDArray[np.int64]]) -> TfliteFile:
-        """The LiteRT file of the configuration that keeps ``kept``; `ProfileError` where it cannot be narrowed."""
+    def make(self, kept: Sequence[Ints]) -> TfliteFile:
+        """Return the LiteRT file of the configuration that keeps ``kept``; `ProfileError` if it cannot be narrowed."""
         if self._reason:
-            raise ProfileError(f"cannot narrow the converted network: {self._reason}")
+            raise ProfileError(f"Cannot narrow the converted network: {self._reason}.")
         mask = self.groups.flat_mask(kept)
         slices = {
             name: {str(axis): indices.tolist() for axis, indices in cuts.items()}
@@ -98,7 +112,7 @@ class ConvertedNetwork:
         try:
             self._worker.ask("narrow", template=self._file.name, model=path.name, slices=slices, pads=pads)
         except ModelError as error:
-            raise ProfileError(f"cannot narrow the converted network: {error}") from error
+            raise ProfileError(f"Cannot narrow the converted network: {error}.") from error
         return TfliteFile(self._worker, path)
 
 
@@ -109,7 +123,7 @@ def _forget(worker: Worker, name: str) -> None:
 
 @contextlib.contextmanager
 def arrays_of(worker: Worker, inputs: tuple[Any, ...]) -> Iterator[list[str]]:
-    """Inputs as .npy files in the worker's folder, channel-first as torch has them; their names."""
+    """Save inputs as .npy files in the worker's folder, channel-first, for the body; yields their names."""
     paths = [worker.path(".npy") for _ in inputs]
     try:
         for path, x in zip(paths, inputs, strict=True):

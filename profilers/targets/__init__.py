@@ -1,4 +1,4 @@
-"""Runtimes that a network can be measured on, registered by name."""
+"""Runtimes on which networks are measured, registered by name."""
 
 from __future__ import annotations
 

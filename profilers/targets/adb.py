@@ -1,8 +1,8 @@
 """A phone over adb: ``adb:SERIAL?runtime=litert&binary=PATH``, timed on the phone by LiteRT's ``benchmark_model``.
 
-Written from the documentation and tested against a fake adb executable; it was not run on a phone by us, and the
-environment of every measurement says so. ``benchmark_model`` reports means, so one call of it is one time: a visit is
-three calls (control, network, control), each a mean over its runs.
+Written after the documentation and tested with a fake adb executable, never on a phone; the environment of every
+measurement says so. ``benchmark_model`` reports means, so that one call of it gives one time: a visit is three calls
+(control, network, control), each a mean over its runs.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.text import one_line
+from profilers.litert.client import versions
+from profilers.litert.convert import to_bytes
 from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["Adb"]
 
-Floats = NDArray[np.float64]
-
 _FORM = "adb:SERIAL?runtime=litert&binary=/data/local/tmp/benchmark_model"
 _FOLDER = "/data/local/tmp/dsa_hw"
-_TESTED = "written from the documentation, tested against a fake adb executable, not run on a phone by its makers"
+_TESTED = "written after the documentation and tested with a fake adb executable, not on a phone"
 _AVERAGE = re.compile(r"Inference \(avg\): ([0-9.]+(?:e[+-]?[0-9]+)?)")
-_WARM = 3  # runs of a new process before those that count
+_WARM = 3  # runs of a new process that are not timed
 _MARK = "dsa-hw-done"
 _PROPERTIES = {
     "board": "getprop ro.product.model",
@@ -49,9 +50,14 @@ _PROPERTIES = {
 
 @register("adb")
 class Adb(Target):
-    """LiteRT (XNNPACK) on an Android device.
+    """LiteRT with XNNPACK on an Android device.
 
-    ``convert`` makes the bytes of a .tflite file of (module, inputs); by default `profilers.litert.convert.to_bytes`.
+    Args:
+        device: The address of the phone, see above.
+        precision: Only "fp32".
+        threads: CPU threads of one run.
+        convert: Takes (module, inputs) and returns the bytes of a .tflite file; `profilers.litert.convert.to_bytes` by
+            default.
     """
 
     slow_to_load = True
@@ -71,37 +77,30 @@ class Adb(Target):
         self._files: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
         self._about: dict[str, str] | None = None
         if precision != "fp32":
-            raise ProfileError(f"precision {precision!r} asked for on {device}; only fp32 is written")
+            raise ProfileError(f"Device {device} supports --precision fp32 only; got {precision!r}.")
 
     def check(self) -> None:
-        """adb here, the device there and allowed, the binary on it, and something that converts."""
+        """Check adb, the connection to the phone, the binary on it, and the converter."""
         if shutil.which("adb") is None:
-            raise MissingDependencyError("a phone needs adb; install Android's platform-tools and put adb on the PATH")
+            raise MissingDependencyError("A phone needs adb. Install Android's platform-tools and put adb on the PATH.")
         state = self._adb("get-state", check=False)
         if state.stdout.strip() != "device":
             raise MissingDependencyError(
-                f"adb does not see {self.serial} as ready ({_line(state.stderr or state.stdout)}); plug it in, switch "
-                "on USB debugging, allow this computer on its screen, and look at: adb devices"
+                f"Phone {self.serial} is not ready ({one_line(state.stderr or state.stdout, 200)}). Connect it, enable "
+                "USB debugging, allow this computer on its screen, and check: adb devices"
             )
         if self._shell(f"test -x {shlex.quote(self.binary)}", check=False).returncode:
             raise MissingDependencyError(
-                f"{self.binary} is not on {self.serial}, or is not executable; push LiteRT's benchmark_model: "
+                f"{self.binary} is missing on {self.serial}, or not executable. Push LiteRT's benchmark_model: "
                 f"adb -s {self.serial} push benchmark_model {self.binary} and adb shell chmod +x {self.binary}"
             )
         if self.convert is None:
-            from profilers.litert.client import versions
-
-            versions()  # refuses where the environment that converts is missing, with the command that makes it
+            versions()  # raises an error if the environment of the converter does not exist
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Push a network (a module, or the bytes of a .tflite file) under its content hash, unless it is there."""
+        """Push a network (a module, or the bytes of a .tflite file) under its hash, unless the phone has it."""
         if not isinstance(artefact, bytes):
-            if self.convert is None:
-                from profilers.litert.convert import to_bytes
-
-                artefact = to_bytes(artefact, inputs)
-            else:
-                artefact = self.convert(artefact, inputs)
+            artefact = to_bytes(artefact, inputs) if self.convert is None else self.convert(artefact, inputs)
         name = hashlib.sha256(artefact).hexdigest()
         file = f"{_FOLDER}/{name}.tflite"
         if self._hash(file) != name:
@@ -111,7 +110,7 @@ class Adb(Target):
                 local.write_bytes(artefact)
                 self._adb("push", str(local), file)
             if self._hash(file) != name:
-                raise MeasurementError(f"{file} did not arrive whole on {self.serial}; look for a full disk there")
+                raise MeasurementError(f"{file} is incomplete on {self.serial}. Check the free space of /data there.")
 
         def clock(n: int) -> Floats:
             return np.concatenate(self._benchmark([(file, _WARM, 1)] * n))
@@ -121,7 +120,7 @@ class Adb(Target):
         return loaded
 
     def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """One mean per step; a step before one of the same network is its warm-up and has no time of its own."""
+        """Return one mean per step; a step before another of the same network is its warm-up and has no time."""
         calls, found, warm = [], [], 0
         for i, (loaded, runs) in enumerate(steps):
             if i + 1 < len(steps) and steps[i + 1][0] is loaded:
@@ -136,22 +135,22 @@ class Adb(Target):
         return found
 
     def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """``least`` calls of one run each; starts count the time of the runs, not of starting the processes."""
+        """Make ``least`` calls of one run each; starts exclude the time to start processes."""
         rows = np.concatenate(self._benchmark([(self._files[control], _WARM, 1)] * least))
         return np.stack([np.concatenate([[0.0], np.cumsum(rows)[:-1]]), np.zeros(least), rows], axis=1)
 
     def busiest_process(self) -> str | None:
-        """Not looked at on a phone."""
+        """Return None: processes of a phone are not read."""
         return None
 
     def state(self) -> dict[str, float]:
-        """Only the time."""
+        """Return the time only."""
         return {"time": time.time()}
 
     def describe(self) -> dict[str, str]:
-        """The phone, the binary, and how far this target is tested."""
+        """Return the phone, the binary, and how this target was tested."""
         if self._about is None:
-            told = {k: _line(self._shell(v, check=False).stdout) for k, v in _PROPERTIES.items()}
+            told = {k: one_line(self._shell(v, check=False).stdout, 200) for k, v in _PROPERTIES.items()}
             self._about = {k: v or "not visible" for k, v in told.items()}
             self._about["benchmark_model"] = f"sha256 {(self._hash(self.binary) or 'not visible')[:16]}"
         hidden = dict.fromkeys(("boost", "smt", "python", "numpy"), "not visible")
@@ -159,7 +158,7 @@ class Adb(Target):
 
     @property
     def name(self) -> str:
-        """As it is written to `resolve`."""
+        """The address, as `resolve` takes it."""
         return f"adb:{self.serial}?runtime=litert&binary={self.binary}"
 
     @property
@@ -179,7 +178,7 @@ class Adb(Target):
         ]
 
     def _benchmark(self, calls: Sequence[tuple[str, int, int]]) -> list[Floats]:
-        """(file, warm-up runs, runs) each, in one shell on the phone; the mean seconds of each, shape (1,)."""
+        """Run (file, warm-up runs, runs) in one shell on the phone; return the mean seconds of each, shape (1,)."""
         commands = [shlex.join([*self._options(warm, runs), f"--graph={file}"]) for file, warm, runs in calls]
         script = "; ".join(f"{command} 2>&1; echo {_MARK}" for command in commands)
         parts = self._shell(script, limit=60 + 10 * len(calls)).stdout.split(_MARK)[:-1]
@@ -187,7 +186,7 @@ class Adb(Target):
         if len(found) != len(calls) or not all(len(f) == 1 and float(f[0]) > 0 for f in found):
             bad = next((p for p, f in zip(parts, found, strict=True) if len(f) != 1), "")
             raise MeasurementError(
-                f"benchmark_model on {self.serial} gave no time (it said: {_line(bad[-200:]) or 'nothing'}); try the "
+                f"benchmark_model on {self.serial} gave no time (output: {one_line(bad[-200:]) or 'none'}). Try the "
                 f"command on the phone: {commands[0]}"
             )
         return [np.asarray([float(f[0]) * 1e-6]) for f in found]
@@ -206,31 +205,29 @@ class Adb(Target):
                 command, capture_output=True, text=True, errors="replace", timeout=limit, stdin=subprocess.DEVNULL
             )
         except subprocess.TimeoutExpired as error:
-            raise MeasurementError(f"{self.serial} did not answer for {limit:.0f} s; look at: adb devices") from error
+            raise MeasurementError(
+                f"Phone {self.serial} did not answer for {limit:.0f} s. Check: adb devices"
+            ) from error
         if check and done.returncode:
             raise MeasurementError(
-                f"adb {words[0]} failed on {self.serial} ({_line(done.stderr or done.stdout)}); look at: adb devices, "
-                "and at the free space of /data"
+                f"adb {words[0]} failed on {self.serial} ({one_line(done.stderr or done.stdout, 200)}). Check adb "
+                "devices, and the free space of /data."
             )
         return done
 
 
 def _parse(text: str) -> tuple[str, str]:
-    """Serial and path of the binary, from the address."""
+    """Return the serial and the path of the binary in an address."""
     address, _, query = text.partition("?")
     serial = address.removeprefix("adb:")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", serial):
-        raise ProfileError(f"{text!r} names no device; write {_FORM}, with a serial of: adb devices")
+        raise ProfileError(f"The address of a phone must be {_FORM}, with a serial of `adb devices`; got {text!r}.")
     try:
         given = dict(parse_qsl(query, strict_parsing=bool(query)))
     except ValueError as error:
-        raise ProfileError(f"{text!r} has options that cannot be read; write {_FORM}") from error
+        raise ProfileError(f"The address of a phone must be {_FORM}; got {text!r}.") from error
     if unknown := set(given) - {"runtime", "binary"}:
-        raise ProfileError(f"{', '.join(sorted(unknown))} is no option of a phone; write {_FORM}")
+        raise ProfileError(f"The options of a phone are runtime and binary; got {', '.join(sorted(unknown))}.")
     if given.get("runtime", "litert") != "litert":
-        raise ProfileError(f"runtime {given['runtime']!r} asked for on a phone; use litert")
+        raise ProfileError(f"A phone supports runtime=litert only; got {given['runtime']!r}.")
     return serial, given.get("binary", "/data/local/tmp/benchmark_model")
-
-
-def _line(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:200]

@@ -1,7 +1,7 @@
-"""Arm Ethos-U NPUs, by the word of Arm's own compiler: torch -> LiteRT -> int8 -> Vela's estimate of cycles.
+"""Arm Ethos-U NPUs, estimated by Arm's compiler Vela: torch -> LiteRT -> int8 -> cycles.
 
-``--device ethos-u55-128`` (and every other accelerator that Vela knows) is the system that Vela takes by default;
-``--device "ethos-u55-128?system=Ethos_U55_Deep_Embedded&memory=Sram_Only"`` another one, ``&config=FILE.ini`` your own.
+``--device ethos-u55-128`` (or another accelerator of Vela) stands for Vela's default system. To select another, write
+``--device "ethos-u55-128?system=Ethos_U55_Deep_Embedded&memory=Sram_Only"``, with ``&config=FILE.ini`` from your file.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from profilers.targets.litert import outputs
 __all__ = ["EthosU"]
 
 _ACCELERATORS = {"u55": (32, 64, 128, 256), "u65": (256, 512), "u85": (128, 256, 512, 1024, 2048)}
-# What Vela takes where nothing is said: the system, and which memory holds what.
+# Vela's defaults: the system, and which memory holds what.
 _DEFAULTS = {
     "u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
     "u65": ("Ethos_U65_Client_Server", "Dedicated_Sram_384KB"),
     "u85": ("Ethos_U85_SYS_DRAM_Mid", "Dedicated_Sram_384KB"),
 }
-_CONFIG = "Arm/vela.ini"  # comes with Vela
+_CONFIG = "Arm/vela.ini"  # part of Vela
 
 
 @register("ethos_u")
 class EthosU(Target):
-    """Int8 inference on an Ethos-U, estimated by Vela: deterministic, and the sum of its operations."""
+    """Int8 inference on an Ethos-U, estimated by Vela; deterministic."""
 
     slow_to_load = True
 
@@ -43,11 +43,13 @@ class EthosU(Target):
         self._versions: dict[str, str] | None = None
 
     def check(self) -> None:
-        """The environment with Vela in it."""
+        """Check precision, configuration file and the environment of Vela."""
         if self.precision != "fp32":
-            raise ProfileError(f"--precision {self.precision} asked for; an Ethos-U runs int8: leave --precision out")
+            raise ProfileError(f"An Ethos-U runs int8. Omit --precision; got {self.precision!r}.")
         if self.config != _CONFIG and not Path(self.config).is_file():
-            raise ProfileError(f"{self.device}: there is no file {self.config}; give one in Vela's .ini format")
+            raise ProfileError(
+                f"Device {self.device}: there is no file {self.config}. Give a file in Vela's .ini format."
+            )
         self._known()
 
     def _known(self) -> dict[str, str]:
@@ -57,7 +59,7 @@ class EthosU(Target):
 
     @property
     def estimated(self) -> str:  # type: ignore[override]
-        """Whose word it is."""
+        """Vela and its version."""
         return f"estimated by Vela {self._known()['ethos-u-vela']}"
 
     @property
@@ -66,7 +68,7 @@ class EthosU(Target):
         return f"{self.accelerator} int8 {self.system} {self.memory}"
 
     def describe(self) -> dict[str, str]:
-        """Versions of everything on the way, and the system by name (and by content, where it is the user's own)."""
+        """Return the versions of all tools, and the system; a configuration file of the user by its hash."""
         known = self._known()
         config = self.config
         if config != _CONFIG:
@@ -81,16 +83,16 @@ class EthosU(Target):
         }
 
     def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> ConvertedNetwork:
-        """Convert once; configurations are that file narrowed, and each is quantised."""
+        """Convert the network once; configurations are made by narrowing that file, then quantised."""
         return ConvertedNetwork(self.worker, model, groups, inputs)
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Quantise a float LiteRT file (or a module, converted first, which takes many seconds) and ask Vela."""
+        """Quantise a float LiteRT file, or a module, which is converted first (many seconds), and run Vela."""
         file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
         found = self.estimate(file, inputs)
 
         def floats() -> list[Any]:
-            # Of the float file: what is proved by comparing it is that the right channels were removed.
+            # Outputs of the float file: they are compared to verify that the right channels were removed.
             with arrays_of(self.worker, inputs) as arrays:
                 self.worker.ask("load", model=file.name, inputs=arrays, threads=1)
             found = outputs(file)
@@ -100,7 +102,7 @@ class EthosU(Target):
         return Loaded.exact(found["seconds"], floats)
 
     def estimate(self, file: TfliteFile, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """All that Vela says about a network: see `profilers.litert.worker.vela.parse`."""
+        """Return Vela's estimate; see `profilers.litert.worker.vela.parse`."""
         path = self.worker.path(".int8.tflite")
         config = self.config if self.config == _CONFIG else str(Path(self.config).resolve())
         system = {"system": self.system, "memory": self.memory, "config": config}
@@ -114,27 +116,27 @@ class EthosU(Target):
             kinds = ", ".join(sorted(set(found["on_cpu"])))
             why = "; ".join(dict.fromkeys(found["reasons"]))[:200] or "no reason given"
             raise MeasurementError(
-                f"{self.accelerator} cannot run {len(found['on_cpu'])} operation(s) of this network ({kinds}: {why}); "
-                "they would run on the CPU, for which Vela gives no time. Replace them (docs/guide/ethos-u.md)"
+                f"{self.accelerator} cannot run {len(found['on_cpu'])} operation(s) of this network ({kinds}: {why}). "
+                "They would run on the CPU, for which Vela gives no time. Replace them (docs/guide/ethos-u.md)."
             )
         return found
 
     def known_grid(self) -> int | None:
-        """Cycles jump after multiples of 16 on a U85, of 8 on the others (see docs/guide/ethos-u.md for the sweep)."""
+        """Return 16 for a U85 and 8 for the others: cycles jump after these multiples (docs/guide/ethos-u.md)."""
         return 16 if "-u85-" in self.accelerator else 8
 
 
 def _parse(device: str) -> tuple[str, str, str, str]:
-    """``ethos-u55-128?system=S&memory=M&config=FILE`` -> accelerator, system, memory mode, configuration file."""
+    """Split ``ethos-u55-128?system=S&memory=M&config=FILE`` into accelerator, system, memory and file."""
     accelerator, _, query = device.partition("?")
     match = re.fullmatch(r"ethos-(u\d+)-(\d+)", accelerator)
     if not match or int(match[2]) not in _ACCELERATORS.get(match[1], ()):
         known = ", ".join(f"ethos-{kind}-{macs}" for kind, sizes in _ACCELERATORS.items() for macs in sizes)
-        raise MissingDependencyError(f"device {accelerator!r} is not known; choose one of {known}")
+        raise MissingDependencyError(f"Unknown device {accelerator!r}. Available devices: {known}.")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - {"system", "memory", "config"}):
-        raise ProfileError(f"{device}: {unknown[0]!r} is not an option of this device; use system, memory or config")
+        raise ProfileError(f"Device {accelerator} has the options system, memory and config; got {unknown[0]!r}.")
     if "config" in options and not {"system", "memory"} <= options.keys():
-        raise ProfileError(f"{device}: with a config, say which system and memory in it are meant")
+        raise ProfileError(f"Device {device}: with config=, also give which system= and memory= in it to use.")
     system, memory = _DEFAULTS[match[1]]
     return accelerator, options.get("system", system), options.get("memory", memory), options.get("config", _CONFIG)

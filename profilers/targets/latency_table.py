@@ -1,9 +1,9 @@
-"""Tables of operation latencies, such as HALP's, NetAdapt's or a measured board's: from CSV to seconds.
+"""Look-up tables of operation latencies, such as those of HALP, of NetAdapt or of a measured board.
 
-A row is one operation: spatial input size, kernel, stride, groups, channels in and out, and what it takes. Columns are
-found by their usual names (see ``_COLUMNS``); the unit of time stands in the column's name. Rows belong to *kinds*: by
-the column ``kind`` (or ``table``), else by their geometry. Some tables name kinds instead of describing them (NetAdapt:
-one table per layer); then a mapping of kinds to layer names says which is which.
+A row is one operation: spatial input size, kernel, stride, groups, input and output channels, and its latency. Columns
+are found by their usual names (``_COLUMNS``); the name of the latency column gives its unit. Rows are grouped into
+*kinds* by the column ``kind`` (or ``table``), otherwise by their geometry. Some tables only name their kinds (NetAdapt:
+one table per layer); then a mapping of kinds to layer names is needed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.text import one_line
 from profilers.networks.chains import Layer
 
 __all__ = ["LatencyTable", "OperationKind"]
@@ -41,8 +42,13 @@ _LINEAR = ("fc", "linear")
 
 @dataclass(frozen=True, eq=False)
 class OperationKind:
-    """The rows of one kind of operation: seconds by (channels in, channels out); ``geometry`` is None where the table
-    does not say it, ("linear",) or (size, kernel, stride, groups) otherwise."""
+    """The rows of one kind of operation.
+
+    Attributes:
+        name: Name of the kind.
+        geometry: ("linear",) or (size, kernel, stride, groups); None where the table has no geometry.
+        seconds: Latency by (input channels, output channels).
+    """
 
     name: str
     geometry: tuple[Any, ...] | None
@@ -50,33 +56,33 @@ class OperationKind:
 
     @cached_property
     def ins(self) -> list[int]:
-        """Channels in that occur, ascending."""
+        """Input channels of the entries, ascending."""
         return sorted({i for i, _ in self.seconds})
 
     @cached_property
     def outs(self) -> list[int]:
-        """Channels out that occur, ascending."""
+        """Output channels of the entries, ascending."""
         return sorted({o for _, o in self.seconds})
 
     @property
     def any_outputs(self) -> bool:
-        """Whether the channels out stand for nothing: a linear layer with 1 written for all of them."""
+        """Whether output channels are not given: a linear layer whose entries all have 1."""
         return self.geometry == ("linear",) and self.outs == [1]
 
     def within(self, layer: Layer) -> bool:
-        """Whether the channels lie between the smallest and the largest of the table."""
+        """Return whether the channels are between the smallest and the largest of the table."""
         outputs = 1 if self.any_outputs else layer.outputs
         return self.ins[0] <= layer.inputs <= self.ins[-1] and self.outs[0] <= outputs <= self.outs[-1]
 
     def at(self, layer: Layer, interpolate: bool) -> float | None:
-        """Seconds of ``layer``; None where the table does not say."""
+        """Return the seconds of ``layer``; None where the table has no entry."""
         key = (layer.inputs, 1 if self.any_outputs else layer.outputs)
         if key in self.seconds:
             return self.seconds[key]
         return self._between(*key) if interpolate and self.within(layer) else None
 
     def _between(self, x: int, y: int) -> float | None:
-        """Linear between the four (or two) entries around; a table with holes there does not say."""
+        """Interpolate between the four (or two) entries around; None if one of them is missing."""
         x0, x1 = _around(self.ins, x)
         y0, y1 = _around(self.outs, y)
         corners = [self.seconds.get((i, o)) for i in (x0, x1) for o in (y0, y1)]
@@ -89,14 +95,14 @@ class OperationKind:
 
 
 def _around(values: Sequence[int], x: int) -> tuple[int, int]:
-    """The entries of ``values`` next to ``x`` from below and from above."""
+    """Return the entries of ``values`` next to ``x`` from below and from above."""
     i = int(np.searchsorted(values, x))
     return (x, x) if values[i] == x else (values[i - 1], values[i])
 
 
 @dataclass(frozen=True, eq=False)
 class LatencyTable:
-    """All kinds of one file. ``layers`` maps kinds to patterns of layer names (as in ``fnmatch``), where given."""
+    """All kinds of one file. ``layers`` maps kinds to patterns of layer names (as in ``fnmatch``), if given."""
 
     path: Path
     kinds: Mapping[str, OperationKind]
@@ -105,50 +111,60 @@ class LatencyTable:
 
     @staticmethod
     def read(path: Path, layers: Mapping[str, str | Sequence[str]] | None = None) -> LatencyTable:
-        """The table in a CSV file, compressed or not."""
+        """Read a CSV file, compressed or not."""
         try:
             content = path.read_bytes()
             frame = pd.read_csv(path)
         except (OSError, ValueError, EOFError) as error:
-            raise ProfileError(f"the table {path} cannot be read ({error}); give a file .csv or .csv.gz") from error
+            raise ProfileError(
+                f"Cannot read the table {path} ({one_line(error)}). Give a .csv or .csv.gz file."
+            ) from error
         kinds = _kinds(path, _standard(path, frame))
         patterns = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in (layers or {}).items()}
         unknown = [k for k in patterns if k not in kinds]
         if unknown:
-            raise ProfileError(f"layers are given for {unknown[0]!r}, but {path.name} has {', '.join(kinds)}")
+            raise ProfileError(f"`layers` must map kinds of {path.name} ({', '.join(kinds)}); got {unknown[0]!r}.")
         if not patterns and any(k.geometry is None for k in kinds.values()):
-            # Kinds without geometry are the layers themselves, by name.
+            # Kinds without geometry are names of layers.
             patterns = {name: (name,) for name in kinds}
         return LatencyTable(path, kinds, hashlib.sha256(content).hexdigest()[:16], patterns)
 
     @property
     def step(self) -> int:
-        """The channel counts that the table has are multiples of this, apart from single ones (the dense width)."""
+        """The most frequent difference between neighbouring output channels; the grid of the table."""
         steps = [int(d) for k in self.kinds.values() for d in np.diff(k.outs)]
         return Tally(steps).most_common(1)[0][0] if steps else 1
 
     def seconds(self, name: str, layer: Layer, interpolate: bool) -> float:
-        """What the table says about ``layer``, the layer ``name`` of a network; `ProfileError` where it says nothing.
+        """Return the latency of a layer.
 
-        Where kinds are not mapped to layers and several hold the operation, the one with the fewest channels is taken.
+        If kinds are not mapped to layers and several contain the operation, the one with the fewest channels is used.
+
+        Args:
+            name: The layer's name in its network.
+            layer: The layer.
+            interpolate: Whether to interpolate between entries.
+
+        Raises:
+            ProfileError: The table does not contain the layer.
         """
         kinds = self._candidates(name, layer)
         if not kinds:
-            raise ProfileError(f"{_described(name, layer)} is of no kind that {self.path.name} has; {self._remedy()}")
+            raise ProfileError(f"{self.path.name} has no kind for {_described(name, layer)}. {self._remedy()}")
         fitting = sorted((k for k in kinds if k.within(layer)), key=lambda k: k.ins[-1] * k.outs[-1])
         for kind in fitting:
             found = kind.at(layer, interpolate)
             if found is not None:
                 return found
         nearest = (fitting or kinds)[0]
-        where = f"{nearest.name} has {_span(nearest.ins)} channels in and {_span(nearest.outs)} out"
+        where = f"{nearest.name} has {_span(nearest.ins)} input and {_span(nearest.outs)} output channels"
         if not fitting:
-            advice = "beyond its ends a table says nothing: measure these, or keep more channels"
+            advice = "A table is not extrapolated: measure these channel counts, or keep more channels."
         elif interpolate:
-            advice = "it has holes around that one: measure them"
+            advice = "Entries around it are missing: measure them."
         else:
-            advice = "choose widths that it has (--grid), or ask for ?outside=interpolate"
-        raise ProfileError(f"{_described(name, layer)} is outside the table {self.path.name}: {where}; {advice}")
+            advice = "Choose widths of the table (--grid), or use ?outside=interpolate."
+        raise ProfileError(f"{_described(name, layer)} is outside the table {self.path.name}: {where}. {advice}")
 
     def _candidates(self, name: str, layer: Layer) -> list[OperationKind]:
         if self.layers:
@@ -157,7 +173,7 @@ class LatencyTable:
         return [k for k in self.kinds.values() if k.geometry == _geometry(layer)]
 
     def _remedy(self) -> str:
-        return "use a table of this network, or say which kind it is with ?layers=FILE.json: {kind: pattern of names}"
+        return "Use a table of this network, or map its kinds with ?layers=FILE.json: {kind: pattern of layer names}."
 
 
 def _geometry(layer: Layer) -> tuple[Any, ...]:
@@ -184,7 +200,7 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _standard(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns under our names; what is missing and cannot be done without is an error."""
+    """Return the columns under our names; a missing required column is an error."""
     found = pd.DataFrame(index=frame.index)
     for ours, names in _COLUMNS.items():
         column = next((n for n in names if n in frame.columns), None)
@@ -194,13 +210,15 @@ def _standard(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
     missing = [n for n in ("c_in", "c_out") if n not in found.columns]
     if time is None or missing:
         wanted = missing[0] if missing else f"a time ({', '.join(_TIMES)})"
-        raise ProfileError(f"{path} has no column for {wanted}; it has {', '.join(map(str, frame.columns))}")
+        raise ProfileError(f"{path} must have a column for {wanted}; got {', '.join(map(str, frame.columns))}.")
     found["seconds"] = pd.to_numeric(frame[time], errors="coerce") * _TIMES[time]
     bad = ~np.isfinite(found["seconds"].to_numpy(np.float64)) | (found["seconds"] <= 0).to_numpy()
     if bad.any():
-        raise ProfileError(f"row {int(np.argmax(bad)) + 2} of {path} has no positive time in {time!r}; correct it")
+        raise ProfileError(
+            f"Column {time!r} of {path} must have positive times; correct row {int(np.argmax(bad)) + 2}."
+        )
     if "kernel" not in found.columns and "kind" not in found.columns:
-        raise ProfileError(f"{path} has neither kernels nor names of kinds or layers; it needs one of them")
+        raise ProfileError(f"{path} must have a column for kernels, or for names of kinds or layers; it has neither.")
     return found
 
 
@@ -213,7 +231,7 @@ def _kinds(path: Path, rows: pd.DataFrame) -> dict[str, OperationKind]:
         entries = found.setdefault(key, {})
         if entries.setdefault((int(i), int(o)), float(seconds)) != float(seconds):
             what = f"{int(i)} -> {int(o)} channels of {_kind_name(*key)}"
-            raise ProfileError(f"{path} has two times for {what}; keep one")
+            raise ProfileError(f"{path} has two times for {what}. Keep one.")
     named = Tally(name for name, _ in found)
     kinds = [
         OperationKind(name if name and named[name] == 1 else _kind_name(name, where), where, entries)

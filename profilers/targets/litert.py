@@ -1,7 +1,7 @@
-"""LiteRT (once TensorFlow Lite) on the CPU with XNNPACK: what phones run.
+"""LiteRT (formerly TensorFlow Lite) on the CPU with XNNPACK, as on phones.
 
-Its packages live in an environment of their own (``dsa-hw setup litert``), and so does everything that is timed: a
-worker process there makes whole visits, control workload included, and counts its own waits for a processor.
+Its packages are in an environment of their own (``dsa-hw setup litert``). A worker process there makes whole visits,
+control workload included, and reports its own waits for a processor.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
+from dsa_hw.utils.arrays import Floats
 from profilers import machine
 from profilers.litert.client import Worker, versions
 from profilers.litert.convert import ConvertedNetwork, TfliteFile, arrays_of, convert
@@ -22,12 +23,10 @@ from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["LiteRT"]
 
-Floats = NDArray[np.float64]
-
 
 @register("litert")
 class LiteRT(Target):
-    """A float32 LiteRT file, images channel-last, through the interpreter and XNNPACK."""
+    """A float32 LiteRT file, images channel-last, run by the interpreter with XNNPACK."""
 
     slow_to_load = True
 
@@ -38,19 +37,19 @@ class LiteRT(Target):
         self._names: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
 
     def check(self) -> None:
-        """The environment, and what it can do."""
+        """Check device, precision and the environment."""
         if self.device != "cpu":
-            raise MissingDependencyError(f"device {self.device!r} asked for; LiteRT runs on --device cpu here")
+            raise MissingDependencyError(f"Runtime 'litert' supports --device cpu only; got {self.device!r}.")
         if self.precision != "fp32":
-            raise ProfileError(f"precision {self.precision!r} asked for; the LiteRT target runs fp32")
+            raise ProfileError(f"Runtime 'litert' supports --precision fp32 only; got {self.precision!r}.")
         versions()
 
     def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> ConvertedNetwork:
-        """Convert once; configurations are that file narrowed."""
+        """Convert the network once; configurations are made by narrowing that file."""
         return ConvertedNetwork(self.worker, model, groups, inputs)
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Load a LiteRT file, or a module (converted first, which takes many seconds), in the worker."""
+        """Load a LiteRT file in the worker, or a module, which is converted first (many seconds)."""
         file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
         with arrays_of(self.worker, inputs) as arrays:
             self.worker.ask("load", model=file.name, inputs=arrays, threads=self.threads)
@@ -64,7 +63,7 @@ class LiteRT(Target):
         return loaded
 
     def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """(network, runs) back to back in the worker."""
+        """Run (network, runs) back to back in the worker."""
         return self._sequence([(self._names[loaded], runs) for loaded, runs in steps])
 
     def _sequence(self, steps: Sequence[tuple[str, int]]) -> list[tuple[Floats, float]]:
@@ -72,20 +71,20 @@ class LiteRT(Target):
         return [(np.asarray(seconds, np.float64), math.nan if wait is None else wait) for seconds, wait in found]
 
     def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """The control back to back in the worker."""
+        """Run the control back to back in the worker."""
         request = {"seconds": seconds, "least": least, "all_threads": self.threads > 1}
         return np.asarray(self.worker.ask("scan", model=self._names[control], **request)["rows"], np.float64)
 
     def busiest_process(self) -> str | None:
-        """The worker runs on this computer."""
+        """Describe the busiest process of this computer, where the worker runs."""
         return machine.busiest_process()
 
     def state(self) -> dict[str, float]:
-        """The worker runs on this computer."""
+        """Return the load of this computer, where the worker runs."""
         return machine.load_average()
 
     def describe(self) -> dict[str, str]:
-        """Versions in the worker's environment, and the interpreter's options."""
+        """Return the versions in the worker's environment and the interpreter's options."""
         found = versions()
         return {
             "ai-edge-litert": found["ai-edge-litert"],
@@ -95,7 +94,7 @@ class LiteRT(Target):
 
 
 def outputs(file: TfliteFile) -> list[NDArray[Any]]:
-    """Outputs of a loaded file, float32, images channel-first."""
+    """Return the outputs of a loaded file, float32, images channel-first."""
     stem = file.worker.path("").name
     paths = [
         file.worker.folder / f"{stem}.{i}.npy"

@@ -23,7 +23,7 @@ def convert(program: str, model: str, shapes: list[list[int]]) -> Any:
     if pickled:
         return {"refused": f"pickles crossed: {pickled}"}
     (FOLDER / model).write_text("1000000")
-    return {"done": {"narrows": "PACK 'x': this operator is not understood" if MOOD == "rigid" else ""}}
+    return {"done": {"narrows": "PACK 'x': this operator is not supported" if MOOD == "rigid" else ""}}
 
 
 def narrow(template: str, model: str, slices: dict[str, dict[str, list[int]]], pads: list[Any]) -> Any:

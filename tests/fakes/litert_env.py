@@ -1,8 +1,10 @@
-"""The environment of the worker: a made-up one, and whether the real one is here."""
+"""The environment of the LiteRT worker: a fake one, and whether the real one is installed."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ from profilers.litert.client import PACKAGES, environment_folder, python_of, ver
 
 
 def make_fake(home: Path, monkeypatch: pytest.MonkeyPatch, mood: str = "") -> None:
-    """An environment in ``home`` whose python is `fake_worker`."""
-    monkeypatch.setenv("DSA_HW_HOME", str(home))
+    """Make an environment in the cache folder ``home`` whose Python runs `fake_worker`."""
+    monkeypatch.setenv("DSA_HW_CACHE", str(home))
     monkeypatch.setenv("FAKE_WORKER", mood)
     folder = environment_folder()
     for package in (*PACKAGES, "torch==1.0"):
@@ -35,5 +37,11 @@ def _reason() -> str | None:
     return None
 
 
-real = pytest.mark.skipif(_reason() is not None, reason=f"needs the real environment: {_reason()}")
-"""For tests that convert for real: skipped, with the command to run, where the environment is not installed."""
+REASON = _reason()
+CACHE = os.environ.get("DSA_HW_CACHE")
+
+
+def real(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that converts for real: skipped, with the command to run, where the environment is not installed."""
+    with_environment = pytest.mark.usefixtures("users_cache")(test)
+    return pytest.mark.skipif(REASON is not None, reason=f"needs the real environment: {REASON}")(with_environment)

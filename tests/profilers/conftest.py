@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 from profilers.measuring.measurement import Protocol
+from tests.fakes import litert_env
 from tests.fakes.machine import Tiny
+
+
+@pytest.fixture
+def users_cache(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the cache folder of the user, which has the real environment of the LiteRT worker."""
+    if litert_env.CACHE is None:
+        monkeypatch.delenv("DSA_HW_CACHE")
+    else:
+        monkeypatch.setenv("DSA_HW_CACHE", litert_env.CACHE)
 
 
 @pytest.fixture

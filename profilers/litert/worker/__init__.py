@@ -1,2 +1,1 @@
-"""Scripts that run in an environment of their own (see `profilers.litert.client`): nothing here imports the rest of
-dsa_hw."""
+"""Scripts that run in an environment of their own (`profilers.litert.client`); they import nothing else of dsa_hw."""

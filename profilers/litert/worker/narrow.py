@@ -30,12 +30,15 @@ Array = NDArray[Any]
 class TfliteTemplate:
     """A converted network from which any configuration can be made.
 
-    ``codes`` names the operators by their number in the schema, ``state`` has the network's own tensors.
+    Args:
+        model: The object tree of the file.
+        codes: Names of the operators by their number in the schema.
+        state: The parameters and buffers of the network, by name.
     """
 
     def __init__(self, model: Any, codes: Mapping[int, str], state: Mapping[str, Array]) -> None:
         if len(model.subgraphs) != 1:
-            raise CannotNarrowError(f"the file has {len(model.subgraphs)} subgraphs; only one is understood")
+            raise CannotNarrowError(f"the file has {len(model.subgraphs)} subgraphs, only 1 is supported")
         self.model = model
         self.kinds = [codes.get(model.operatorCodes[o.opcodeIndex].builtinCode, "?") for o in self.graph.operators]
         self.shapes = [tuple(int(n) for n in t.shape) if t.shape is not None else () for t in self.graph.tensors]
@@ -63,10 +66,15 @@ class TfliteTemplate:
     def make(
         self, slices: Mapping[str, Mapping[int, Sequence[int]]], pads: Sequence[tuple[int, Sequence[bool]]]
     ) -> Any:
-        """The object tree of one configuration; the template stays as it is.
+        """Return the object tree of one configuration; the template does not change.
 
-        ``slices`` has the kept indices of every changed tensor by axis; ``pads`` the paddings of channels in the order
-        of execution: how many channels come before, and which of the padded ones stay.
+        Args:
+            slices: The kept indices of every narrowed parameter, by axis.
+            pads: Paddings of channels in the order of execution: the number of channels added in front, and which of
+                the added channels are kept.
+
+        Raises:
+            CannotNarrowError: An operator is not supported.
         """
         walk = TfliteWalk(self, slices, pads)
         for operator, kind in zip(walk.operators, self.kinds, strict=True):
@@ -74,15 +82,14 @@ class TfliteTemplate:
         return walk.finished()
 
 
-# Operators with a weight at input 1, and how the weight of the network lies in the file: axes of the network's tensor
-# in the order of the file. The output channel, which batch norm scales, comes first in the network's tensor.
+# Operators with a weight at input 1.
 _WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
 
 
 def _source(array: Array, kind: str, state: Mapping[str, Array]) -> tuple[str, dict[int, int]] | None:
-    """The parameter that a weight came from, and for each axis of the weight the axis of the parameter.
+    """Return the parameter that a weight holds, and the parameter's axis for each axis of the weight.
 
-    Equal up to a factor per output channel (a folded batch norm).
+    Both must be equal up to one factor per output channel (a folded batch norm).
     """
     for name, tensor in state.items():
         if tensor.ndim < 2 or tensor.size != array.size or tensor.dtype.kind != "f":
@@ -109,13 +116,13 @@ def _source(array: Array, kind: str, state: Mapping[str, Array]) -> tuple[str, d
 
 
 def _proportional(a: Array, b: Array) -> bool:
-    """Whether every row of ``b`` is a multiple of that row of ``a``, and not all of them zero; both (n, m)."""
+    """Return whether every row of ``b`` is a multiple of that row of ``a``, and not all are zero; both (n, m)."""
     strength = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     live = strength > 0
     if not live.any():
         return False
     cosine = np.abs((a * b).sum(axis=1)[live]) / strength[live]
-    if a.shape[1] == 1:  # any two numbers are proportional: one input channel needs equal factors as well
+    if a.shape[1] == 1:  # any two numbers are proportional, so that the factors must be equal too
         ratio = (b[live] / a[live])[:, 0]
         return bool(np.ptp(ratio) <= 1e-4 * np.abs(ratio).max())
     return bool((cosine > 1 - 1e-6).all())

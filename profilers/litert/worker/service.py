@@ -1,9 +1,8 @@
-"""The worker: converts, narrows, quantises, estimates and times LiteRT files on request.
+"""The worker process: converts, narrows, quantises, estimates and times LiteRT files on request.
 
-Runs in the environment that ``dsa-hw setup ethos-u`` makes, started by `profilers.litert.client.Worker`. One JSON
-object per
-line in, one out; arrays and networks are files (.npy, .pt2, .tflite) in the folder given on the command line. Whatever
-the libraries print goes to standard error.
+Runs in the environment that ``dsa-hw setup ethos-u`` creates, started by `profilers.litert.client.Worker`. Requests and
+answers are JSON objects, one per line. Arrays and networks are files (.npy, .pt2, .tflite) in the folder given on the
+command line. Output of the libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # siblings as a package, and not this folder on the path: its names are common words
+if __name__ == "__main__":  # import siblings as a package, not from the path: their names are common words
     _folder = Path(__file__).resolve().parent
     sys.path = [p for p in sys.path if Path(p or ".").resolve() != _folder]
     _spec = importlib.util.spec_from_file_location(
@@ -44,11 +43,11 @@ _SIGNATURE = "serving_default"
 
 
 class UnsupportedError(Exception):
-    """What was asked cannot be done with this network; the message says why."""
+    """The request is not possible for this network; the message says why."""
 
 
 class Service:
-    """The requests, one method each; files are named by the caller and lie in ``folder``."""
+    """The requests, one method each; the caller names the files, which are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,14 +55,14 @@ class Service:
         self._interpreters: dict[str, Any] = {}
 
     def convert(self, program: str, model: str, shapes: list[list[int]]) -> dict[str, Any]:
-        """``program`` (.pt2) -> ``model`` (.tflite, float32, images channel-last), kept as a template too."""
+        """Convert ``program`` (.pt2) to ``model`` (.tflite, float32, images channel-last) and keep it as a template."""
         import litert_torch
         import torch
 
         with zipfile.ZipFile(self._path(program)) as archive:
             for name in archive.namelist():
                 if name.endswith("_config.json") and b'"use_pickle": true' in archive.read(name):
-                    raise UnsupportedError("the exported network has tensors that only pickle can store")
+                    raise UnsupportedError("The exported network has tensors that only pickle can store.")
         exported = torch.export.load(self._path(program))
         module = exported.module()
         inputs = tuple(torch.randn(shape) for shape in shapes)
@@ -76,7 +75,7 @@ class Service:
         try:
             edge = litert_torch.convert(wrapped, arguments)
         except Exception as error:  # the converter raises whatever its passes raise
-            raise UnsupportedError(f"litert-torch cannot convert it: {_line(error)}") from error
+            raise UnsupportedError(f"litert-torch cannot convert this network: {_one_line(error)}") from error
         edge.export(str(self._path(model)))
         state = {k: v.detach().numpy() for k, v in exported.state_dict.items()}
         try:
@@ -88,7 +87,7 @@ class Service:
     def narrow(
         self, template: str, model: str, slices: dict[str, dict[str, list[int]]], pads: list[Any]
     ) -> dict[str, Any]:
-        """One configuration of ``template`` as the file ``model``."""
+        """Write one configuration of ``template`` to the file ``model``."""
         kept = {name: {int(axis): indices for axis, indices in cuts.items()} for name, cuts in slices.items()}
         try:
             made = self._templates[template].make(kept, pads)
@@ -98,7 +97,7 @@ class Service:
         return {}
 
     def quantise(self, model: str, to: str, inputs: list[str]) -> dict[str, Any]:
-        """``model`` in int8 (weights per channel, activations by one run on ``inputs``) as the file ``to``."""
+        """Quantise ``model`` to int8 (weights per channel, activations from one run on ``inputs``); write to ``to``."""
         from ai_edge_quantizer import quantizer, recipe
 
         arrays = [_channels_last(np.load(self._path(name), allow_pickle=False)) for name in inputs]
@@ -106,17 +105,17 @@ class Service:
             job = quantizer.Quantizer(self._path(model).read_bytes(), recipe.static_wi8_ai8())
             sample = {f"args_{i}": array for i, array in enumerate(arrays)}
             result = job.quantize(job.calibrate({_SIGNATURE: [sample]}))
-        except Exception as error:  # as above
-            raise UnsupportedError(f"ai-edge-quantizer cannot quantise it: {_line(error)}") from error
+        except Exception as error:  # the quantiser raises whatever its passes raise
+            raise UnsupportedError(f"ai-edge-quantizer cannot quantise this network: {_one_line(error)}") from error
         self._path(to).write_bytes(bytes(result.quantized_model))
         return {}
 
     def vela(self, model: str, accelerator: str, system: str, memory: str, config: str) -> dict[str, Any]:
-        """Vela's estimate of the int8 file ``model``."""
+        """Return Vela's estimate for the int8 file ``model``."""
         try:
             return estimate(self._path(model), accelerator, system, memory, config)
         except VelaError as error:
-            raise UnsupportedError(f"Vela refuses the network: {error}") from error
+            raise UnsupportedError(f"Vela cannot compile this network: {error}") from error
 
     def load(self, model: str, inputs: list[str], threads: int) -> dict[str, Any]:
         """Make ``model`` ready to run on ``inputs``, with XNNPACK."""
@@ -135,9 +134,9 @@ class Service:
         return {}
 
     def sequence(self, steps: list[tuple[str, int]], all_threads: bool) -> dict[str, Any]:
-        """(model, runs) back to back: for each, the seconds of its runs and its wait for a processor (or null)."""
+        """Run (model, runs) back to back; return for each the seconds of its runs and its wait for a processor."""
         found = []
-        gc.disable()  # a collection in the middle of a run would be our own interference
+        gc.disable()  # a garbage collection during a run would disturb the measurement
         try:
             for model, n in steps:
                 before = _waited(all_threads)
@@ -149,7 +148,7 @@ class Service:
         return {"steps": found}
 
     def scan(self, model: str, seconds: float, least: int, all_threads: bool) -> dict[str, Any]:
-        """``model`` for ``seconds``, ``least`` runs or more: start, wait until then, and length of each run."""
+        """Run ``model`` for ``seconds`` and at least ``least`` runs; return start, wait so far and length of each."""
         rows: list[tuple[float, float, float]] = []
         invoke, begin = self._interpreters[model].invoke, time.perf_counter()
         while (now := time.perf_counter() - begin) < seconds or len(rows) < least:
@@ -157,7 +156,7 @@ class Service:
         return {"rows": rows}
 
     def outputs(self, model: str, to: str) -> dict[str, Any]:
-        """Write the outputs to ``to``.0.npy, ``to``.1.npy ... as float32, images channel-first; how many there are."""
+        """Write the outputs to ``to``.0.npy, ``to``.1.npy ... as float32, images channel-first; return how many."""
         interpreter = self._interpreters[model]
         interpreter.invoke()
         details = sorted(interpreter.get_output_details(), key=lambda d: (len(d["name"]), d["name"]))
@@ -171,7 +170,7 @@ class Service:
         return {"count": len(details)}
 
     def forget(self, model: str) -> dict[str, Any]:
-        """Free what was loaded from ``model``."""
+        """Free what was loaded from ``model``, if anything."""
         self._interpreters.pop(model, None)
         self._templates.pop(model, None)
         return {}
@@ -192,7 +191,7 @@ def _timed(invoke: Any, n: int) -> list[float]:
 
 
 def _waited(all_threads: bool) -> float | None:
-    """Seconds that this process stood ready without a processor, by the scheduler's account."""
+    """Return the seconds that this process was ready to run without a processor; None where unknown."""
     tasks = list(Path("/proc/self/task").iterdir()) if all_threads else [Path("/proc/thread-self")]
     try:
         return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) * 1e-9
@@ -224,14 +223,14 @@ def _codes() -> dict[int, str]:
     return {v: k for k, v in vars(schema.BuiltinOperator).items() if isinstance(v, int) and not k.startswith("_")}
 
 
-def _line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print, C++ ones too
+    os.dup2(2, 1)  # also what C++ libraries print
     sys.stdout = sys.stderr
     warnings.simplefilter("ignore")
     service = Service(Path(sys.argv[1]))
@@ -243,7 +242,7 @@ def main() -> None:
             answer = {"refused": str(error)}
         except Exception as error:
             traceback.print_exc()
-            answer = {"failed": _line(error)}
+            answer = {"failed": _one_line(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

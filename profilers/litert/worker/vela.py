@@ -1,4 +1,4 @@
-"""Vela as a function: an int8 LiteRT file in, cycles and memory out. Standard library only."""
+"""Run Vela on an int8 LiteRT file and read its estimate of cycles and memory. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,11 +23,22 @@ _PARTS = {
 
 
 class VelaError(Exception):
-    """Vela refused the network, or said something that is not understood."""
+    """Vela failed, or its output cannot be read."""
 
 
 def estimate(model: Path, accelerator: str, system: str, memory: str, config: str) -> dict[str, Any]:
-    """Vela's estimate for the file ``model``; see `parse`, and ``reasons`` for what is left to the CPU."""
+    """Return Vela's estimate for the file ``model``: see `parse`; ``reasons`` says why operations run on the CPU.
+
+    Args:
+        model: An int8 LiteRT file.
+        accelerator: Vela's name of the accelerator, e.g. "ethos-u55-128".
+        system: Name of the system in the configuration file.
+        memory: Name of the memory mode in it.
+        config: Path of the configuration file; relative paths are those of Vela.
+
+    Raises:
+        VelaError: Vela fails, or its output cannot be read.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -52,11 +63,11 @@ def estimate(model: Path, accelerator: str, system: str, memory: str, config: st
 
 
 def parse(summary: str, layers: str) -> dict[str, Any]:
-    """Vela's two CSV files -> seconds, cycles, clock (Hz), macs, memory (bytes by kind), operations, on_cpu.
+    """Read Vela's two CSV files: seconds, cycles, clock (Hz), macs, memory (bytes by kind), operations, on_cpu.
 
-    Every entry of ``operations`` has name, kind, cycles, macs and, in ``busy``, the cycles that the multipliers and
-    each memory are busy; ``cycles`` is about the largest of them. Their cycles add up to the total. ``on_cpu`` names
-    what the accelerator cannot run: Vela gives no cycles for that.
+    Every entry of ``operations`` has name, kind, cycles, macs and, in ``busy``, the cycles during which the multipliers
+    and each memory are busy; ``cycles`` is about the largest of these. Cycles of all operations add up to the total.
+    ``on_cpu`` names the operators that the accelerator cannot run; Vela gives no cycles for them.
     """
     try:
         total = next(csv.DictReader(io.StringIO(summary)))
@@ -67,7 +78,7 @@ def parse(summary: str, layers: str) -> dict[str, Any]:
                 continue
             cycles = float(row["Op Cycles"])
             if not cycles and not float(row["MAC Count"]):
-                continue  # an activation that was fused into the operation before
+                continue  # an activation fused into the previous operation
             operations.append(
                 {
                     "name": f"{i}:{row['Original Operator']}",
@@ -87,4 +98,4 @@ def parse(summary: str, layers: str) -> dict[str, Any]:
             "on_cpu": on_cpu,
         }
     except (KeyError, ValueError, TypeError, StopIteration) as error:
-        raise VelaError(f"its CSV files are not as this version of dsa_hw knows them ({error!r})") from error
+        raise VelaError(f"Its CSV files do not have the expected format ({error!r}).") from error

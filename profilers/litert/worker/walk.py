@@ -23,7 +23,7 @@ TYPES = {0: "<f4", 1: "<f2", 2: "<i4", 3: "u1", 4: "<i8", 6: "?", 7: "<i2", 9: "
 
 
 class TfliteWalk:
-    """One pass over the operators for one configuration, on copies of whatever changes."""
+    """The state of one pass over the operators for one configuration, on copies of what changes."""
 
     def __init__(
         self,
@@ -33,77 +33,77 @@ class TfliteWalk:
     ) -> None:
         self._template = template
         self._slices = slices
-        self.pads = [(before, np.asarray(line, bool)) for before, line in pads]
+        self.pads = [(before, np.asarray(mask, bool)) for before, mask in pads]
         self.operators = [copy.copy(o) for o in template.graph.operators]
         self._tensors = [copy.copy(t) for t in template.graph.tensors]
         self._buffers = list(template.model.buffers)
-        self._lines: dict[int, NarrowedAxes] = {}
+        self._masks: dict[int, NarrowedAxes] = {}
 
     def of(self, index: int) -> NarrowedAxes:
-        """Narrowed axes of an activation."""
-        return self._lines.get(int(index), {})
+        """Return the narrowed axes of an activation."""
+        return self._masks.get(int(index), {})
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """Dense shape of a tensor."""
+        """Return the dense shape of a tensor."""
         return self._template.shapes[int(index)]
 
     def constant(self, index: int) -> Array | None:
-        """The dense values of a tensor that is in the file; None for what is computed."""
+        """Return the dense values of a tensor that is stored in the file; None if it is computed."""
         return self._template.arrays.get(int(index))
 
     def value(self, operator: Any, position: int, kind: str) -> Array:
-        """The constant at input ``position``, which must be one."""
+        """Return the constant at input ``position``; a computed input is an error."""
         found = self.constant(operator.inputs[position])
         if found is None:
             raise CannotNarrowError(f"{kind} {self.name(operator)}: its input {position} is computed, not constant")
         return found
 
     def name(self, operator: Any) -> str:
-        """What an operator is called: the last part of its output, since the converter writes whole stack traces."""
+        """Return a short name of an operator: the end of its output's name, which has a whole stack trace."""
         text = self._template.graph.tensors[int(operator.outputs[0])].name
         text = text.decode() if isinstance(text, bytes) else str(text)
         return repr(text.rpartition(".")[2][-60:])
 
     def cuts(self, index: int) -> NarrowedAxes | None:
-        """Narrowed axes of a weight, by the parameter that it came from; None where it came from none."""
+        """Return the narrowed axes of a weight, from the parameter that it holds; None if it holds none."""
         found = self._template.sources.get(int(index))
         if found is None:
             return None
         name, axes = found
         kept = self._slices.get(name, {})
         shape = self.shape(index)
-        lines = {axis: np.isin(np.arange(shape[axis]), kept[old]) for axis, old in axes.items() if old in kept}
-        return {axis: line for axis, line in lines.items() if not line.all()}
+        masks = {axis: np.isin(np.arange(shape[axis]), kept[old]) for axis, old in axes.items() if old in kept}
+        return {axis: mask for axis, mask in masks.items() if not mask.all()}
 
-    def set(self, index: int, lines: NarrowedAxes) -> None:
-        """Remember the narrowed axes of an output; lines that keep everything are dropped."""
-        lines = {axis: line for axis, line in lines.items() if not line.all()}
-        if any(not line.any() for line in lines.values()):
+    def set(self, index: int, masks: NarrowedAxes) -> None:
+        """Record the narrowed axes of an output; masks that keep everything are dropped."""
+        masks = {axis: mask for axis, mask in masks.items() if not mask.all()}
+        if any(not mask.any() for mask in masks.values()):
             raise CannotNarrowError(f"tensor {index} would keep nothing")
-        self._lines[int(index)] = lines
-        if lines:
-            self._tensors[int(index)].shape = self._narrowed(index, lines)
+        self._masks[int(index)] = masks
+        if masks:
+            self._tensors[int(index)].shape = self._narrowed(index, masks)
             self._tensors[int(index)].shapeSignature = None
 
     def count(self, index: int, axis: int) -> int:
-        """New length of an axis."""
-        line = self.of(index).get(axis)
-        return self.shape(index)[axis] if line is None else int(line.sum())
+        """Return the new length of an axis."""
+        mask = self.of(index).get(axis)
+        return self.shape(index)[axis] if mask is None else int(mask.sum())
 
-    def _narrowed(self, index: int, lines: NarrowedAxes) -> Array:
-        return np.asarray([int(lines[i].sum()) if i in lines else n for i, n in enumerate(self.shape(index))], np.int32)
+    def _narrowed(self, index: int, masks: NarrowedAxes) -> Array:
+        return np.asarray([int(masks[i].sum()) if i in masks else n for i, n in enumerate(self.shape(index))], np.int32)
 
-    def cut(self, operator: Any, position: int, lines: NarrowedAxes) -> None:
+    def cut(self, operator: Any, position: int, masks: NarrowedAxes) -> None:
         """Narrow the constant at input ``position``."""
         array = self.constant(operator.inputs[position])
         assert array is not None
-        for axis, line in lines.items():
-            array = np.compress(line, array, axis=axis)
-        if lines:
+        for axis, mask in masks.items():
+            array = np.compress(mask, array, axis=axis)
+        if masks:
             self.replace(operator, position, array)
 
     def replace(self, operator: Any, position: int, array: Array) -> None:
-        """Give the operator a constant of its own: the old one may serve others, who keep other channels."""
+        """Give the operator a constant of its own if others, which may keep other channels, use the old one."""
         old = int(operator.inputs[position])
         tensor = self._tensors[old]
         array = np.ascontiguousarray(array, TYPES[tensor.type])
@@ -114,7 +114,7 @@ class TfliteWalk:
             index = len(self._tensors)
             tensor = copy.copy(tensor)
             text = tensor.name if isinstance(tensor.name, bytes) else str(tensor.name).encode()
-            tensor.name = text + b"::%d" % index  # quantisers tell tensors apart by name
+            tensor.name = text + b"::%d" % index  # quantisers identify tensors by name
             self._tensors.append(tensor)
             inputs = np.array(operator.inputs)
             inputs[position] = index
@@ -124,7 +124,7 @@ class TfliteWalk:
         self._buffers.append(buffer)
 
     def finished(self) -> Any:
-        """The new object tree, without the buffers that nothing uses any more."""
+        """Return the new object tree, without buffers that are no longer used."""
         if self.pads:
             raise CannotNarrowError(f"{len(self.pads)} paddings of channels were not found in the file")
         graph = copy.copy(self._template.graph)
@@ -136,7 +136,7 @@ class TfliteWalk:
         used |= {int(i) for i in (*graph.inputs, *graph.outputs)}
         for i, tensor in enumerate(self._tensors):
             if i not in used:
-                tensor.buffer = 0  # by the format's rule always empty
+                tensor.buffer = 0  # always empty in this format
         model = copy.copy(self._template.model)
         model.subgraphs = [graph]
         model.buffers = self._buffers

@@ -134,7 +134,7 @@ def test_a_scan_has_as_many_rows_as_asked_for(phone: Path, lenient: Protocol) ->
 
 
 def test_errors_name_the_remedy(phone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSA_HW_HOME", str(phone / "nothing"))
+    monkeypatch.setenv("DSA_HW_CACHE", str(phone / "nothing"))
     with pytest.raises(MissingDependencyError, match="dsa-hw setup ethos-u"):
         resolve("adb:PHONE1?runtime=litert")
     with pytest.raises(MeasurementError, match="not a valid Flatbuffer"):

@@ -54,12 +54,12 @@ def test_vela_csv_with_operations_left_to_the_cpu() -> None:
     ("summary", "layers"), [("", LAYERS), (SUMMARY.replace("cycles_total", "c"), LAYERS), (SUMMARY, "Target\nNPU\n")]
 )
 def test_vela_csv_of_another_version_is_refused(summary: str, layers: str) -> None:
-    with pytest.raises(VelaError, match="not as this version"):
+    with pytest.raises(VelaError, match="expected format"):
         parse(summary, layers)
 
 
 def test_without_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv("DSA_HW_HOME", str(tmp_path))
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
     for device in ("ethos-u55-128", "auto/ethos-u85-256", "ethos_u/ethos-u65-512", "litert/cpu"):
         with pytest.raises(MissingDependencyError, match="dsa-hw setup ethos-u"):
             resolve(device)
@@ -68,7 +68,7 @@ def test_without_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_half_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSA_HW_HOME", str(tmp_path))
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
     python_of(environment_folder()).parent.mkdir(parents=True)
     python_of(environment_folder()).touch()
     with pytest.raises(MissingDependencyError, match=r"lacks ai-edge-litert, .*--again"):
@@ -78,10 +78,10 @@ def test_half_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("device", "error", "text"),
     [
-        ("ethos-u55-512", MissingDependencyError, "choose one of ethos-u55-32"),
-        ("ethos-u77-128", MissingDependencyError, "not known"),
-        ("ethos-u55-128?clock=2", ProfileError, "'clock' is not an option"),
-        ("ethos-u55-128?config=own.ini", ProfileError, "which system and memory"),
+        ("ethos-u55-512", MissingDependencyError, "Available devices: ethos-u55-32"),
+        ("ethos-u77-128", MissingDependencyError, "Unknown device"),
+        ("ethos-u55-128?clock=2", ProfileError, "got 'clock'"),
+        ("ethos-u55-128?config=own.ini", ProfileError, "which system= and memory="),
         ("ethos-u55-128?config=nowhere.ini&system=A&memory=B", ProfileError, "no file nowhere.ini"),
         ("onnxruntime/ethos-u55-128", ProfileError, "Omit --runtime"),
     ],
@@ -143,13 +143,13 @@ def test_a_network_that_cannot_be_narrowed_is_converted_each_time(
     groups = find_groups(model, inputs)
     builder = ConfigurationBuilder(model, groups, inputs, resolve("ethos-u55-128"))
     assert builder.load(groups.sizes.tolist()).run(1)[0] == 1e6 / 5e8
-    assert "PACK 'x': this operator is not understood" in builder.how
+    assert "PACK 'x': this operator is not supported" in builder.how
     assert "slower but equally accurate" in caplog.text
 
 
 def test_a_worker_that_dies(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_fake(tmp_path, monkeypatch, "dies")
-    with pytest.raises(MeasurementError, match=r"ended when asked to convert.*out of memory"):
+    with pytest.raises(MeasurementError, match=r"ended at request 'convert'.*out of memory"):
         to_bytes(*tiny)
 
 
@@ -162,7 +162,7 @@ def test_a_worker_that_babbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_worker_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_fake(tmp_path, monkeypatch)
     worker = Worker()
-    with pytest.raises(MeasurementError, match="could not dance: no dance here"):
+    with pytest.raises(MeasurementError, match="failed at request 'dance': no dance here"):
         worker.ask("dance")
     assert worker.ask("forget", model="x") == {}  # and goes on
     worker.close()
@@ -217,7 +217,7 @@ def _options(*words: str) -> Any:
 
 
 def test_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv("DSA_HW_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "home"))
     pins = tmp_path / "pins.txt"
     pins.write_text("torch==2.13.0\n")
     calls: list[list[str]] = []
@@ -241,7 +241,7 @@ def test_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
 
 
 def test_setup_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSA_HW_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "home"))
     with pytest.raises(DsaError, match="no such file"):
         setup.run(_options("ethos-u", "--constraints", str(tmp_path / "nowhere.txt")))
     with pytest.raises(MissingDependencyError, match=r"cannot be made .* ended with 3"):

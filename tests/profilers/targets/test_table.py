@@ -97,24 +97,24 @@ def test_outside_is_refused_or_interpolated_as_asked(tiny: Network, tmp_path: Pa
     found = profilers.measure(small, tiny[1], f"table:{path}?outside=interpolate")
     assert found.seconds == pytest.approx(by_hand(10, 22), rel=1e-12), "this cost is bilinear"
     narrow = shrink(tiny[0], groups, [np.arange(2) for _ in groups.names])
-    with pytest.raises(ProfileError, match="beyond its ends a table says nothing"):
+    with pytest.raises(ProfileError, match="not extrapolated"):
         profilers.measure(narrow, tiny[1], f"table:{path}?outside=interpolate")
     holed = made(tmp_path / "h.csv", step=4, hole=(12, 24))
-    with pytest.raises(ProfileError, match="holes"):
+    with pytest.raises(ProfileError, match="Entries around it are missing"):
         profilers.measure(small, tiny[1], f"table:{holed}?outside=interpolate")
 
 
 def test_what_a_table_does_not_have_is_refused(tiny: Network, tmp_path: Path) -> None:
     device = f"table:{made(tmp_path / 't.csv')}"
     strided = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1))
-    with pytest.raises(ProfileError, match=r"stride 2.*is of no kind"):
+    with pytest.raises(ProfileError, match=r"has no kind for .*stride 2"):
         profilers.measure(strided, tiny[1], device)
     depthwise = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8))
-    with pytest.raises(ProfileError, match=r"8 groups\) is of no kind"):
+    with pytest.raises(ProfileError, match=r"has no kind for .*8 groups\)"):
         profilers.measure(depthwise, tiny[1], device)
     with pytest.raises(ProfileError, match="transposed"):
         profilers.measure(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 3)), tiny[1], device)
-    with pytest.raises(ProfileError, match="batch 1"):
+    with pytest.raises(ProfileError, match="batch size 1"):
         profilers.measure(tiny[0], torch.randn(2, 3, 16, 16), device)
 
 
@@ -129,7 +129,7 @@ def test_kinds_by_layer_names(tiny: Network, tmp_path: Path) -> None:
     layers.write_text(json.dumps({"first": "stem", "up": ["inner"], "down": "ba*", "out": "head"}))
     found = profilers.measure(*tiny, target=f"table:{named}?layers={layers}")
     assert found.seconds == pytest.approx(36e-6)
-    with pytest.raises(ProfileError, match="is of no kind"):
+    with pytest.raises(ProfileError, match="has no kind for"):
         profilers.measure(*tiny, target=f"table:{named}")
     layers.write_text(json.dumps({"second": "stem"}))
     with pytest.raises(ProfileError, match="'second'"):
@@ -141,10 +141,10 @@ def test_kinds_by_layer_names(tiny: Network, tmp_path: Path) -> None:
     [
         ("c_in,c_out\n1,1\n", "a time"),
         ("c_in,latency_ms\n1,1\n", "c_out"),
-        ("c_in,c_out,latency_ms\n1,1,1\n", "neither kernels nor names"),
+        ("c_in,c_out,latency_ms\n1,1,1\n", "it has neither"),
         ("kind,c_in,c_out,latency_ms\na,1,1,0\n", "row 2"),
         ("kind,c_in,c_out,latency_ms\na,1,1,3\na,1,1,4\n", "two times"),
-        ("", "cannot be read"),
+        ("", "Cannot read"),
     ],
 )
 def test_bad_tables(content: str, words: str, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_bad_devices(tmp_path: Path) -> None:
         ("table:", "no file"),
         (f"table:{path}?outside=guess", "'guess'"),
         (f"table:{path}?inside=no", "'inside'"),
-        (f"table:{tmp_path / 'absent.csv'}", "cannot be read"),
+        (f"table:{tmp_path / 'absent.csv'}", "Cannot read"),
         (f"torch/table:{path}", "Omit --runtime"),
     ):
         with pytest.raises(ProfileError, match=words):
