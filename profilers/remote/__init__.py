@@ -1,1 +1,1 @@
-"""Measuring on a device over a connection: the agent that runs there, and the channel to it."""
+"""Measure on other devices: the agent that runs there, the connection to it, and its failures."""

@@ -1,13 +1,13 @@
-"""The far end of a measurement over ssh: one file that is sent to the board and run there.
+"""The agent that measures on a board: one file that is sent there over ssh and run.
 
-Only the standard library, numpy and onnxruntime, Python 3.8 or later. Nothing is installed and nothing stays running:
-the agent lives in one process, reads requests from standard input, answers on standard output, and ends when its input
-ends, when nobody asks for a while, or when a request takes longer than it may (the kernel's alarm, so that even a
-runtime that hangs is ended).
+It needs Python 3.8 or later, numpy and onnxruntime, and imports nothing else of dsa_hw. Nothing is installed. The agent
+is one process that reads requests from standard input and answers on standard output. It ends when its input ends, when
+no request comes for a while, or when a request exceeds its time limit (an alarm of the kernel, which also ends a
+runtime that hangs).
 
-A frame is two lengths (header, payload; big-endian, 4 bytes each), a JSON object, and raw bytes. No pickle. Artefacts
-are kept in a folder of the user's own under their SHA-256, which is the only thing file names are made from; one is
-taken only after its hash and size were announced, and used only if its content has that hash.
+A frame is two lengths (header, payload; big-endian, 4 bytes each), a JSON object, and raw bytes. Nothing is pickled.
+Artefacts are kept in a folder of the user under their SHA-256, from which alone file names are made. An artefact is
+accepted only after its hash and size were announced, and used only if its content has that hash.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _MOST_RUNS = 100_000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CPU = "/sys/devices/system/cpu/"
 
-Json = Dict[str, Any]  # noqa: UP006  (a JSON object; dict[str, Any] is no expression in Python 3.8)
+Json = Dict[str, Any]  # noqa: UP006  (a JSON object; dict[str, Any] is not an expression in Python 3.8)
 
 
 class RefusalError(Exception):
-    """A request that is answered with an error: its kind, for the program, and a text, for people."""
+    """A request that is answered with an error: a kind for the program, and a text for the user."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ def write_frame(stream: BinaryIO, header: Json, payload: bytes = b"") -> None:
     """Write one frame and flush it."""
     text = json.dumps(header, allow_nan=False).encode()
     if len(text) > _HEADER_LIMIT or len(payload) > _PAYLOAD_LIMIT:
-        raise ValueError(f"a frame of {len(text)} + {len(payload)} bytes is larger than the protocol allows")
+        raise ValueError(f"A frame of {len(text)} + {len(payload)} bytes exceeds the limit of the protocol.")
     stream.write(_LENGTHS.pack(len(text), len(payload)) + text)
     if payload:
         stream.write(payload)
@@ -68,19 +68,19 @@ def write_frame(stream: BinaryIO, header: Json, payload: bytes = b"") -> None:
 
 
 def read_frame(stream: BinaryIO) -> tuple[Json, bytes] | None:
-    """Read one frame; None where the stream ends, also in the middle of a frame. `ValueError` for anything else."""
+    """Read one frame; None where the stream ends, even within a frame; `ValueError` for an invalid frame."""
     lengths = _exactly(stream, _LENGTHS.size)
     if lengths is None:
         return None
     size, extra = _LENGTHS.unpack(lengths)
     if size > _HEADER_LIMIT or extra > _PAYLOAD_LIMIT:
-        raise ValueError(f"a frame of {size} + {extra} bytes is larger than the protocol allows")
+        raise ValueError(f"A frame of {size} + {extra} bytes exceeds the limit of the protocol.")
     text, payload = _exactly(stream, size), _exactly(stream, extra)
     if text is None or payload is None:
         return None
     header = json.loads(text.decode())
     if not isinstance(header, dict):
-        raise ValueError("the header of a frame is no object")
+        raise ValueError("The header of a frame must be a JSON object.")
     return header, payload
 
 
@@ -99,23 +99,23 @@ def _exactly(stream: BinaryIO, size: int) -> bytes | None:
 
 
 class Artefacts:
-    """Files by content hash in a folder that only this user can write; ``room`` bytes at most, the oldest go first."""
+    """Files by content hash in a folder that only this user can write; the oldest are deleted above ``room`` bytes."""
 
     def __init__(self, folder: str, room: int) -> None:
         self.folder = folder
         self.room = room
         self.announced: dict[str, int] = {}
-        with _disk("make the folder for artefacts"):
+        with _disk("create the folder for artefacts"):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         about = os.stat(folder)
         if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            raise RefusalError("folder", f"{folder} belongs to, or can be written by, somebody else")
+            raise RefusalError("folder", f"{folder} belongs to another user or can be written by others")
 
     def announce(self, wanted: Json) -> dict[str, int]:
-        """Accept ``{hash: size}`` from now on; the bytes of each that are already here."""
+        """Accept ``{hash: size}`` from now on; return how many bytes of each are stored already."""
         for name, size in wanted.items():
             if not _HASH.fullmatch(name) or type(size) is not int or size < 1:
-                raise RefusalError("protocol", "an artefact is announced by its SHA-256 and its size")
+                raise RefusalError("protocol", "an artefact must be announced with its SHA-256 and its size")
         self.announced.update(wanted)
         have = {}
         for name, size in wanted.items():
@@ -128,11 +128,13 @@ class Artefacts:
         return have
 
     def put(self, name: str, offset: int, data: bytes) -> int:
-        """Append ``data`` at ``offset`` to an announced artefact; its bytes that are here now. Verified when full."""
+        """Append ``data`` at ``offset`` to an announced artefact; return its size now. Verified when complete."""
         size = self._announced(name)
         part = self._path(name, ".part")
         if offset != self._size(name, ".part") or offset + len(data) > size:
-            raise RefusalError("protocol", f"bytes {offset} to {offset + len(data)} of {size} do not continue it")
+            raise RefusalError(
+                "protocol", f"bytes {offset} to {offset + len(data)} of {size} do not continue the stored part"
+            )
         try:
             with _disk("write an artefact"):
                 file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
@@ -143,26 +145,26 @@ class Artefacts:
                 finally:
                     os.close(file)
         except RefusalError:
-            self._remove(name, ".part")  # leave the disk as it was
+            self._remove(name, ".part")  # leave no incomplete file
             raise
         if offset + len(data) == size:
             if hashlib.sha256(self._bytes(name, ".part")).hexdigest() != name:
                 self._remove(name, ".part")
-                raise RefusalError("hash", f"what arrived for {name[:12]} has another hash; it was deleted")
+                raise RefusalError("hash", f"artefact {name[:12]} arrived with another hash and was deleted")
             os.replace(part, self._path(name))
         return offset + len(data)
 
     def get(self, name: str) -> bytes:
-        """The verified content of an announced artefact."""
+        """Return the verified content of an announced artefact."""
         self._announced(name)
         try:
             data = self._bytes(name)
         except FileNotFoundError:
-            raise RefusalError("missing", f"artefact {name[:12]} is not here") from None
+            raise RefusalError("missing", f"artefact {name[:12]} is not stored") from None
         if hashlib.sha256(data).hexdigest() != name:
             self._remove(name)
-            raise RefusalError("missing", f"artefact {name[:12]} was damaged on this disk; it was deleted")
-        os.utime(self._path(name))  # the oldest use goes first
+            raise RefusalError("missing", f"artefact {name[:12]} was damaged on disk and was deleted")
+        os.utime(self._path(name))  # the least recently used is deleted first
         return data
 
     def _announced(self, name: Any) -> int:
@@ -219,7 +221,7 @@ def _disk(action: str) -> Any:
 
 
 def _runtime() -> Any:
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # official wheels from 1.29 on: a thread and files of their own
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # official wheels from 1.29 on run a thread for it
     try:
         import onnxruntime
     except ImportError as error:
@@ -235,7 +237,7 @@ class Network:
         self._session = _session(artefact, threads, device)
         names = [x.name for x in self._session.get_inputs()]
         if len(names) != len(arrays):
-            raise RefusalError("network", f"the ONNX graph takes {names}, but {len(arrays)} inputs were given")
+            raise RefusalError("network", f"the ONNX graph takes the inputs {names}; got {len(arrays)} inputs")
         feed = {name: arrays[i] for i, name in enumerate(names)}
         self.once: Callable[[], object]
         self.outputs: Callable[[], list[Any]]
@@ -245,12 +247,12 @@ class Network:
         else:
             self._bind(feed)
         try:
-            self.once()  # a network that cannot run is refused now
+            self.once()  # refuse a network that cannot run
         except Exception as error:
-            raise RefusalError("network", f"it does not run: {_line(error)}") from error
+            raise RefusalError("network", f"it does not run: {_one_line(error)}") from error
 
     def _bind(self, feed: dict[str, Any]) -> None:
-        """Inputs and outputs stay on the device; a run is over when the stream is."""
+        """Keep inputs and outputs on the device; a run ends with its stream."""
         ort, session = _runtime(), self._session
         binding = session.io_binding()
         for name, value in feed.items():
@@ -270,7 +272,7 @@ class Network:
 
 
 def _session(artefact: bytes, threads: int, device: str) -> Any:
-    """The options of profilers/targets/onnxruntime.py."""
+    """Create a session with the options of profilers/targets/onnxruntime.py."""
     ort = _runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -284,34 +286,34 @@ def _session(artefact: bytes, threads: int, device: str) -> Any:
     try:
         session = ort.InferenceSession(artefact, options, providers=[provider])
     except Exception as error:  # ONNX Runtime has a dozen unrelated exception classes
-        raise RefusalError("network", _line(error)) from error
+        raise RefusalError("network", _one_line(error)) from error
     if session.get_providers()[0] != provider:
-        raise RefusalError("runtime", f"asked for {provider}, ONNX Runtime fell back to {session.get_providers()[0]}")
+        raise RefusalError("runtime", f"ONNX Runtime fell back from {provider} to {session.get_providers()[0]}")
     return session
 
 
 def _arrays(data: bytes, specs: Any) -> list[Any]:
-    """Raw bytes, one array after the other, as ``[[dtype, shape], ...]`` says."""
+    """Split raw bytes into arrays, described by ``[[dtype, shape], ...]``."""
     import numpy
 
     found, offset = [], 0
     for dtype, shape in specs:
         if dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in shape):
-            raise RefusalError("protocol", "an input has a type or a shape that is not known")
+            raise RefusalError("protocol", "an input has an invalid type or shape")
         kind = numpy.dtype(dtype).newbyteorder("<")
         count = 1
         for n in shape:
             count *= n
         if offset + count * kind.itemsize > len(data):
-            raise RefusalError("protocol", "the inputs have fewer bytes than their shapes say")
+            raise RefusalError("protocol", "the inputs have fewer bytes than their shapes need")
         found.append(numpy.frombuffer(data, kind, count, offset).reshape(shape).astype(dtype))
         offset += count * kind.itemsize
     if offset != len(data):
-        raise RefusalError("protocol", "the inputs have more bytes than their shapes say")
+        raise RefusalError("protocol", "the inputs have more bytes than their shapes need")
     return found
 
 
-def _line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
@@ -327,8 +329,8 @@ def _read(path: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What a measurement here depends on; the keys of profilers/environment.py, and the board."""
-    ort = _runtime()  # first: without it there is no need of numpy either
+    """Return what a measurement here depends on: the keys of profilers/measuring/environment.py, and the board."""
+    ort = _runtime()  # first, so that a missing runtime is reported before a missing numpy
 
     import numpy
 
@@ -351,7 +353,7 @@ def environment() -> dict[str, str]:
 
 
 def waited(all_threads: bool) -> float | None:
-    """Seconds that this thread (or all of the process) stood ready without a processor; None where it is not told."""
+    """Return the seconds that this thread (or process) was ready without a processor; None where unknown."""
     try:
         if not all_threads:
             return int((_read("/proc/thread-self/schedstat") or "").split()[1]) * 1e-9
@@ -362,7 +364,7 @@ def waited(all_threads: bool) -> float | None:
 
 
 def state() -> dict[str, float]:
-    """How busy and how warm the board is now."""
+    """Return load averages and temperature of the board."""
     found = {"time": time.time()}
     with contextlib.suppress(OSError):
         found["load1"], found["load5"] = (round(x, 2) for x in os.getloadavg()[:2])
@@ -372,7 +374,7 @@ def state() -> dict[str, float]:
 
 
 def busiest(seconds: float = 0.2) -> str:
-    """The other process that uses most processor time right now, in words; empty where there is none to speak of."""
+    """Describe the other process that uses most processor time now; empty if it uses less than 10% of a core."""
 
     def times() -> dict[str, tuple[str, int]]:
         found = {}
@@ -389,12 +391,12 @@ def busiest(seconds: float = 0.2) -> str:
     for pid, (name, ticks) in times().items():
         if pid in before and int(pid) != os.getpid():
             share = (ticks - before[pid][1]) / tick / seconds
-            worst = max(worst, (share, f"on the board {name} (pid {pid}) uses {100 * share:.0f} % of a core"))
+            worst = max(worst, (share, f"on the board {name} (pid {pid}) uses {100 * share:.0f}% of a core"))
     return worst[1]
 
 
 def _memory() -> int:
-    """Bytes that networks may take: half of what is free now; the control and the network in turn must fit."""
+    """Return the bytes that loaded networks may take: half of the memory that is free now."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", _read("/proc/meminfo") or "", re.M)
     return int(found.group(1)) * 512 if found else 2**28
 
@@ -403,7 +405,7 @@ def _memory() -> int:
 
 
 class Agent:
-    """Answers requests until the input ends."""
+    """The agent: answers requests until the input ends."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self.source, self.sink = source, sink
@@ -433,11 +435,11 @@ class Agent:
             except MemoryError:
                 reply = {"refused": "memory", "text": "out of memory"}
             except (KeyError, TypeError, ValueError) as error:
-                reply = {"refused": "protocol", "text": f"{type(error).__name__}: {_line(error)}"}
+                reply = {"refused": "protocol", "text": f"{type(error).__name__}: {_one_line(error)}"}
             write_frame(self.sink, reply, data)
 
     def answer(self, header: Json, payload: bytes) -> tuple[Json, bytes]:
-        """The reply to one request."""
+        """Return the reply to one request."""
         operation = header.get("op")
         for handle in header.get("release", ()):
             self.networks.pop(handle, None)
@@ -459,10 +461,10 @@ class Agent:
             return self.outputs(header)
         if operation == "state":
             return {"state": state(), "busiest": busiest() if header.get("busiest") else ""}, b""
-        raise RefusalError("protocol", f"operation {operation!r:.40} is not known")
+        raise RefusalError("protocol", f"unknown operation {operation!r:.40}")
 
     def hello(self, header: Json) -> Json:
-        """Take the board for one session, and say what it is."""
+        """Lock the board for one session and return its environment."""
         self.idle = max(1, min(int(header["idle"]), 3600))
         folder = header.get("folder") or os.path.join(
             os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dsa_hw", "artefacts"
@@ -473,7 +475,7 @@ class Agent:
         return {"environment": found, "providers": _runtime().get_available_providers()}
 
     def _take(self, folder: str, session: str, patience: float = 5.0) -> None:
-        """Two sessions on one board would disturb each other. Our own, left over from a lost connection, is ended."""
+        """Lock the board against other sessions; an agent of the same session, from a lost connection, is ended."""
         import fcntl
 
         with _disk("lock the board"):
@@ -490,7 +492,9 @@ class Agent:
                     with contextlib.suppress(OSError):
                         os.kill(int(pid), signal.SIGTERM)
                 if time.monotonic() > end:
-                    raise RefusalError("busy", f"process {pid[:10]} of another session measures here") from None
+                    raise RefusalError(
+                        "busy", f"process {pid[:10]} of another session measures on this board"
+                    ) from None
                 time.sleep(0.1)
         with _disk("lock the board"):
             self._lock.seek(0)
@@ -499,11 +503,11 @@ class Agent:
             self._lock.flush()
 
     def load(self, header: Json) -> Json:
-        """Make a network ready under the number that the other side gave it."""
+        """Load a network under the number that the request gives."""
         assert self.artefacts is not None
         handle, threads, device = header["handle"], header["threads"], header["device"]
         if type(handle) is not int or type(threads) is not int or device not in ("cpu", "cuda"):
-            raise RefusalError("protocol", "a network is loaded with a number, a thread count and a device")
+            raise RefusalError("protocol", "a network needs a number, a thread count and a device")
         artefact = self.artefacts.get(header["network"])
         arrays = _arrays(self.artefacts.get(header["inputs"]), header["specs"])
         evicted = 0
@@ -514,19 +518,19 @@ class Agent:
         return {"evicted": evicted}
 
     def network(self, handle: Any) -> Network:
-        """A network that is loaded."""
+        """Return a loaded network."""
         if handle not in self.networks:
             raise RefusalError("not loaded", str(handle))
         self.networks.move_to_end(handle)
         return self.networks[handle]
 
     def sequence(self, header: Json) -> tuple[Json, bytes]:
-        """``steps`` of (network, runs), back to back; the seconds of every run, and each step's processor wait."""
+        """Run ``steps`` of (network, runs) back to back; return the seconds of every run and the wait of each step."""
         steps = [(self.network(handle), _count(runs)) for handle, runs in header["steps"]]
-        # A GPU times itself; the waits of this thread say nothing about it.
+        # Waits of this thread do not affect the time on a GPU.
         visible, threads = all(n.device == "cpu" for n, _ in steps), any(n.threads > 1 for n, _ in steps)
         seconds, waits, clock = array.array("d"), [], time.perf_counter
-        gc.disable()  # a collection in the middle of a run is our own interference
+        gc.disable()  # a garbage collection during a run would disturb the measurement
         try:
             for network, runs in steps:
                 once = network.once
@@ -543,7 +547,7 @@ class Agent:
         return {"waits": waits}, _little(seconds)
 
     def scan(self, header: Json) -> tuple[Json, bytes]:
-        """One network back to back for ``seconds`` and ``least`` runs: start, wait until then, seconds of each."""
+        """Run a network for ``seconds`` and at least ``least`` runs; return start, wait so far and length of each."""
         network, length, least = self.network(header["network"]), float(header["seconds"]), _count(header["least"])
         visible, threads, clock = network.device == "cpu", network.threads > 1, time.perf_counter
         rows, once = array.array("d"), network.once
@@ -561,23 +565,23 @@ class Agent:
         return {}, _little(rows)
 
     def outputs(self, header: Json) -> tuple[Json, bytes]:
-        """Outputs of one run."""
+        """Return the outputs of one run."""
         import numpy
 
         found = [numpy.ascontiguousarray(x) for x in self.network(header["network"]).outputs()]
         if any(x.dtype.name not in DTYPES for x in found):
-            raise RefusalError("network", "an output has a type that is not known")
+            raise RefusalError("network", "an output has an unsupported type")
         data = b"".join(x.astype(x.dtype.newbyteorder("<")).tobytes() for x in found)
         return {"specs": [[x.dtype.name, list(x.shape)] for x in found]}, data
 
 
 def _alarm(seconds: int) -> None:
-    signal.alarm(seconds)  # its default action ends the process, wherever it is stuck
+    signal.alarm(seconds)  # its default action ends the process, even within a call
 
 
 def _count(runs: Any) -> int:
     if type(runs) is not int or not 0 <= runs <= _MOST_RUNS:
-        raise RefusalError("protocol", f"{runs!r:.40} runs asked for")
+        raise RefusalError("protocol", f"invalid number of runs: {runs!r:.40}")
     return runs
 
 
@@ -588,14 +592,14 @@ def _little(values: Any) -> bytes:
 
 
 def main() -> None:
-    """Serve standard input and output; whatever libraries print goes to standard error."""
-    sys.path[:] = [p for p in sys.path if p]  # files in the folder that ssh starts in are not ours
+    """Serve standard input and output; output of libraries goes to standard error."""
+    sys.path[:] = [p for p in sys.path if p]  # do not import files from the folder in which ssh starts
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # The other side being gone is no failure of ours.
+    # A closed connection is not an error of the agent.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         Agent(sys.stdin.buffer, sink).serve()
-    os._exit(0)  # a runtime's threads must not keep the process
+    os._exit(0)  # threads of the runtime must not keep the process alive
 
 
 if __name__ == "__main__":

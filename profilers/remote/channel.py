@@ -1,4 +1,4 @@
-"""One process that talks to an agent: it starts, exchanges frames, ends, and says why it ended."""
+"""The local process that is connected to an agent: start, exchange of frames, end, and why it ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from dsa_hw.utils.text import one_line
 from profilers.remote import agent
 
-__all__ = ["BOOTSTRAP", "Channel", "LostError", "RefusedError", "plain"]
+__all__ = ["BOOTSTRAP", "Channel", "LostError", "RefusedError"]
 
-# Runs on the board before anything is known about it: old-fashioned Python, one line, no single quotes.
+# Runs on the board before its Python version is known: old syntax, one line, no single quotes.
 BOOTSTRAP = (
     "import sys; "
     'sys.version_info < (3, 8) and sys.exit("dsa-hw-agent: python %d.%d is too old" % sys.version_info[:2]); '
@@ -24,11 +25,11 @@ BOOTSTRAP = (
 )
 Json = dict[str, Any]
 
-_GREETING_LIMIT = 2**16  # bytes that a login script may print before the agent speaks
+_GREETING_LIMIT = 2**16  # bytes that a login script may print before the agent starts
 
 
 class LostError(Exception):
-    """The process ended or fell silent: its exit status (None: silent) and the last of its standard error."""
+    """The process ended or does not answer: exit status (None: no answer) and the end of its standard error."""
 
     def __init__(self, status: int | None, text: str) -> None:
         super().__init__(f"exit status {status}: {text}")
@@ -36,24 +37,18 @@ class LostError(Exception):
 
 
 class RefusedError(Exception):
-    """The agent's answer is no."""
+    """The agent refused a request: the kind of refusal, and its text."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 
 
-def plain(text: object, limit: int = 300) -> str:
-    """Text from the far side as one line that cannot steer a terminal."""
-    line = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else "?" for c in line)[:limit]
-
-
 class Channel:
-    """A running ``command`` whose far end is an agent."""
+    """A running ``command`` that is connected to an agent, which must start within ``limit`` seconds."""
 
     def __init__(self, command: Sequence[str], limit: float) -> None:
-        # A session of its own: Ctrl-C ends the measuring here, which then closes the connection in good order.
+        # In a session of its own, so that Ctrl-C reaches only us and we close the connection properly.
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -77,11 +72,21 @@ class Channel:
 
     @property
     def pid(self) -> int:
-        """Process id of the local end."""
+        """Id of the local process."""
         return self._process.pid
 
     def exchange(self, header: Json, payload: bytes = b"", limit: float = 60.0) -> tuple[Json, bytes]:
-        """One request and its reply; `RefusedError`, or `LostError` where none comes within ``limit`` seconds."""
+        """Send one request and return its reply.
+
+        Args:
+            header: The request.
+            payload: Raw bytes that belong to it.
+            limit: Seconds within which the agent must answer.
+
+        Raises:
+            RefusedError: The agent refuses the request.
+            LostError: No answer comes.
+        """
         assert self._process.stdin is not None
         try:
             agent.write_frame(self._process.stdin, {**header, "limit": limit}, payload)  # type: ignore[arg-type]
@@ -91,11 +96,11 @@ class Channel:
         if not isinstance(reply, tuple):
             raise self._lost()
         if "refused" in reply[0]:
-            raise RefusedError(plain(reply[0]["refused"], 20), plain(reply[0].get("text", "")))
+            raise RefusedError(one_line(reply[0]["refused"], 20), one_line(reply[0].get("text", "")))
         return reply
 
     def close(self) -> None:
-        """End the conversation: the agent ends with its input; whoever does not end is ended."""
+        """Close the input, which ends the agent; terminate the process if it does not end."""
         process = self._process
         with contextlib.suppress(OSError):
             if process.stdin is not None:
@@ -131,7 +136,7 @@ class Channel:
             status: int | None = self._process.wait(5)
         except subprocess.TimeoutExpired:
             status = None
-        self._threads[1].join(1)  # the last words
+        self._threads[1].join(1)  # the rest of its standard error
         return LostError(status, "\n".join(self._errors))
 
     def _listen(self) -> None:
@@ -149,7 +154,7 @@ class Channel:
                 while (frame := agent.read_frame(stream)) is not None:  # type: ignore[arg-type]
                     self._frames.put(frame)
         except (OSError, ValueError) as error:
-            self._errors.append(f"what came back is no answer: {plain(error)}")
+            self._errors.append(f"invalid answer: {one_line(error)}")
         self._frames.put(None)
 
     def _collect(self) -> None:

@@ -1,7 +1,7 @@
-"""A board behind a connection that may break: networks are sent, loaded and run there, and again after it broke.
+"""A board on which an agent runs networks, over a connection that may break.
 
-Every request can be repeated: what is not on the board is sent, what is not loaded is loaded, and a visit whose answer
-was lost is made again. So a lost connection costs time and nothing else.
+Every request can be repeated: what the board lacks is sent, what is not loaded is loaded, and a visit whose answer was
+lost is made again. A lost connection costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsa_hw.errors import DsaError, MeasurementError
+from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.text import one_line
 from profilers.networks.loaded import Loaded
 from profilers.remote.agent import DTYPES
-from profilers.remote.channel import Channel, LostError, RefusedError, plain
+from profilers.remote.channel import Channel, LostError, RefusedError
 from profilers.remote.failures import Failure, of_refusal
 
 __all__ = ["AgentDevice"]
 
 _log = logging.getLogger(__name__)
 
-Floats = NDArray[np.float64]
-
-_CHUNK = 2**18  # bytes of an artefact in one request: a lost connection loses at most this much of it
-_IDLE = 300  # seconds after which an agent that nobody asks ends itself; the next request starts another
+_CHUNK = 2**18  # bytes of an artefact in one request; a lost connection loses at most these
+_IDLE = 300  # seconds without a request after which the agent ends; the next request starts another
 _START = 120.0  # seconds for Python and ONNX Runtime to start on a slow board
 _LOAD = 600.0
 _CRASHES = 3
-# What a board may say about itself.
+# What the environment of a board contains.
 _MACHINE = ("board", "cpu", "cores", "governor", "boost", "smt", "kernel", "system")
 _KEYS = (*_MACHINE, "python", "numpy", "onnxruntime", "agent")
 
 
 @dataclass(frozen=True)
 class _Network:
-    """What is needed to load a network on the board, as often as it takes."""
+    """What is needed to load a network on the board, repeatedly if necessary."""
 
     handle: int
     blobs: dict[str, bytes]
@@ -54,10 +54,17 @@ class _Network:
 
 
 class AgentDevice:
-    """One board. ``command`` starts an agent there; ``explain`` turns a connection that failed into an error.
+    """A `RemoteDevice` that is reached through an agent.
 
-    ``patience`` is how long a connection that was lost is tried again, in seconds; ``room`` limits the bytes of
-    artefacts that are kept there.
+    Args:
+        title: Name of the board in messages.
+        command: Starts the agent and connects to it.
+        explain: Turns a failed connection into an error.
+        login: Arguments of ssh with which a user would connect, for messages.
+        python: Python on the board, for messages.
+        folder: Where artefacts are kept on the board; None for the agent's default.
+        patience: Seconds during which a lost connection is tried again.
+        room: Bytes of artefacts to keep on the board at most.
     """
 
     def __init__(
@@ -85,22 +92,22 @@ class AgentDevice:
         self._about: tuple[dict[str, str], tuple[str, ...]] | None = None
         self._warned = False
 
-    # What the board is ------------------------------------------------------------------------------------------------
+    # The board ------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect now, if not connected; an error that says why it is not possible."""
+        """Connect, if not connected."""
         with self._lock:
             if self._channel is None:
                 self._ask({"op": "state"})
 
     def close(self) -> None:
-        """End the agent and the connection; the next request makes new ones."""
+        """End the agent and the connection; the next request starts new ones."""
         with self._lock:
             self._drop()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the board says about itself."""
+        """Hardware, system and versions of the board."""
         if self._about is None:
             self.connect()
         assert self._about is not None
@@ -108,29 +115,41 @@ class AgentDevice:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Execution providers of its ONNX Runtime."""
+        """Execution providers of the board's ONNX Runtime."""
         if self._about is None:
             self.connect()
         assert self._about is not None
         return self._about[1]
 
     def state(self) -> dict[str, float]:
-        """Load averages and temperature of the board."""
+        """Return load averages and temperature of the board."""
         found = self._ask({"op": "state"})[0].get("state", {})
         names = ("time", "load1", "load5", "celsius")
         return {k: float(found[k]) for k in names if isinstance(found.get(k), (int, float))}
 
     def busiest_process(self) -> str | None:
-        """The process there that disturbs most."""
-        return plain(self._ask({"op": "state", "busiest": True})[0].get("busiest", "")) or None
+        """Describe the process of the board that uses most processor time; None if there is none."""
+        return one_line(self._ask({"op": "state", "busiest": True})[0].get("busiest", "")) or None
 
     # Networks ---------------------------------------------------------------------------------------------------------
 
     def load(self, artefact: bytes, arrays: Sequence[NDArray[Any]], threads: int, device: str) -> Loaded:
-        """Send a network and its inputs, unless they are there, and make it ready."""
+        """Send a network and its inputs, unless the board has them, and load it.
+
+        Args:
+            artefact: The bytes of an ONNX file.
+            arrays: Its inputs.
+            threads: CPU threads of one run.
+            device: "cpu" or "cuda".
+
+        Returns:
+            The network, ready to run.
+        """
         for array in arrays:
             if array.dtype.name not in DTYPES:
-                raise MeasurementError(f"an input has type {array.dtype}; a board takes {', '.join(DTYPES)}")
+                raise MeasurementError(
+                    f"Inputs on a board must have one of the types {', '.join(DTYPES)}; got {array.dtype}."
+                )
         inputs = b"".join(np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<")).tobytes() for a in arrays)
         names = [hashlib.sha256(x).hexdigest() for x in (artefact, inputs)]
         handle = next(self._numbers)
@@ -155,17 +174,17 @@ class AgentDevice:
         return loaded
 
     def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """Do (network, runs) back to back on the board: seconds of the runs, and the processor wait, of each step."""
+        """Run (network, runs) back to back on the board; return seconds and processor wait of each step."""
         return self._sequence([(self._networks[loaded], runs) for loaded, runs in steps])
 
     def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """The control back to back; (n, 3) with start, wait and length of each run in seconds."""
+        """Run the control back to back; return start, wait and length of each run, shape (n, 3)."""
         network = self._networks[control]
         header = {"op": "scan", "network": network.handle, "seconds": seconds, "least": least}
         _, data = self._ask(header, needs=(network,), limit=_LOAD)
         rows = self._floats(data, None)
         if len(rows) % 3 or len(rows) < 3 * least:
-            raise self._nonsense(f"{len(rows)} numbers for {least} runs")
+            raise self._invalid(f"{len(rows)} numbers for {least} runs")
         return rows.reshape(-1, 3)
 
     def _sequence(self, steps: Sequence[tuple[_Network, int]]) -> list[tuple[Floats, float]]:
@@ -173,10 +192,10 @@ class AgentDevice:
         reply, data = self._ask(header, needs=[network for network, _ in steps], limit=_LOAD)
         seconds = self._floats(data, sum(runs for _, runs in steps))
         if not np.all(np.isfinite(seconds)) or np.any(seconds <= 0):
-            raise self._nonsense("times that are not positive: its clock is broken")
+            raise self._invalid("times that are not positive")
         waits = reply.get("waits")
         if not isinstance(waits, list) or len(waits) != len(steps):
-            raise self._nonsense("a wait is missing")
+            raise self._invalid("no waits")
         parts = np.split(seconds, np.cumsum([runs for _, runs in steps])[:-1])
         return [(part, math.nan if wait is None else float(wait)) for part, wait in zip(parts, waits, strict=True)]
 
@@ -185,28 +204,28 @@ class AgentDevice:
         found, offset = [], 0
         for dtype, shape in reply.get("specs", ()):
             if dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in shape):
-                raise self._nonsense("an output of unknown type or shape")
+                raise self._invalid("an output of unknown type or shape")
             kind, count = np.dtype(dtype).newbyteorder("<"), math.prod(shape)
             if offset + count * kind.itemsize > len(data):
-                raise self._nonsense("an output that is too short")
+                raise self._invalid("an output that is too short")
             found.append(np.frombuffer(data, kind, count, offset).reshape(shape).astype(dtype))
             offset += count * kind.itemsize
         return found
 
     def _floats(self, data: bytes, count: int | None) -> Floats:
         if len(data) % 8 or (count is not None and len(data) != 8 * count):
-            raise self._nonsense(f"{len(data)} bytes for {count} runs")
+            raise self._invalid(f"{len(data)} bytes for {count} runs")
         return np.frombuffer(data, "<f8").astype(np.float64)
 
-    def _nonsense(self, what: str) -> MeasurementError:
-        return MeasurementError(f"the agent on {self.title} answered with {what}; please report this")
+    def _invalid(self, what: str) -> MeasurementError:
+        return MeasurementError(f"The agent on {self.title} sent an invalid answer ({what}). Please report this.")
 
     # The connection ---------------------------------------------------------------------------------------------------
 
     def _ask(
         self, header: dict[str, Any] | None, *, needs: Sequence[_Network] = (), limit: float = 60.0
     ) -> tuple[dict[str, Any], bytes]:
-        """One request (None: only load what it ``needs``), repeated over new connections until it is answered."""
+        """Send a request (None: only load what it ``needs``), over new connections until it is answered."""
         with self._lock, self._whole():
             crashes, reloads = 0, 0
             while True:
@@ -222,7 +241,7 @@ class AgentDevice:
                     return channel.exchange({**header, "release": released}, limit=limit)
                 except RefusedError as refused:
                     if refused.kind == "not loaded" and reloads < 2 * len(needs):
-                        reloads += 1  # the board had no memory for all of them
+                        reloads += 1  # the board unloaded them for lack of memory
                         self._ready.difference_update(n.handle for n in needs)
                         continue
                     raise of_refusal(refused, self.title, self._login, self._python) from refused
@@ -231,14 +250,15 @@ class AgentDevice:
                     self._drop()
                     if crashes >= _CRASHES:
                         raise MeasurementError(
-                            f"{self.title} broke off {crashes} times at the same request ({plain(lost)}); it may be "
-                            "out of memory: look at its kernel log, or use a smaller network"
+                            f"The connection to {self.title} broke {crashes} times at the same request "
+                            f"({one_line(lost)}). The board may be out of memory: see its kernel log, or use a smaller "
+                            "network."
                         ) from lost
-                    _log.warning("the connection to %s broke (%s); connecting again", self.title, plain(lost, 120))
+                    _log.warning("The connection to %s broke (%s); connecting again.", self.title, one_line(lost, 120))
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """A conversation that was left in the middle (Ctrl-C) cannot be continued: the next request starts another."""
+        """Drop the connection where a request is interrupted (Ctrl-C): it cannot be continued."""
         try:
             yield
         except DsaError:
@@ -248,7 +268,7 @@ class AgentDevice:
             raise
 
     def _open(self, again: bool) -> Channel:
-        """A new connection; where one was there before, for ``patience`` seconds, more and more slowly."""
+        """Connect; after a lost connection, try for ``patience`` seconds with growing pauses."""
         end, pause = time.monotonic() + self._patience, 0.2
         while True:
             channel = None
@@ -264,13 +284,13 @@ class AgentDevice:
                 if not isinstance(error, LostError):
                     raise
                 failure = self._explain(error)
-                # Broken off in the middle of the greeting is no different from broken off later.
+                # A connection that breaks during the greeting is treated like one that breaks later.
                 if not (again and (failure.passing or channel is not None)):
                     raise failure.error from error
                 if time.monotonic() + pause > end:
                     raise MeasurementError(
-                        f"the connection to {self.title} broke and did not come back for {self._patience:.0f} s: "
-                        f"{failure.error}. What was measured is in the store: run the same command again"
+                        f"The connection to {self.title} broke and could not be restored within {self._patience:.0f} "
+                        f"s. {failure.error} All measurements so far are stored: run the same command again."
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
@@ -282,14 +302,14 @@ class AgentDevice:
         reply, _ = channel.exchange(self._hello, limit=_START)
         said = reply.get("environment", {})
         about = (
-            {k: plain(said.get(k, "not told"), 200) for k in _KEYS},
-            tuple(plain(p, 60) for p in reply.get("providers", ())),
+            {k: one_line(said.get(k, "not told"), 200) for k in _KEYS},
+            tuple(one_line(p, 60) for p in reply.get("providers", ())),
         )
         if self._about is not None and about != self._about:
             changed = [k for k in _KEYS if about[0][k] != self._about[0][k]] or ["providers"]
             raise MeasurementError(
-                f"{self.title} is not what it was before the connection broke ({', '.join(changed)} changed); "
-                "measurements of both are not mixed: run the same command again"
+                f"{self.title} changed while the connection was lost ({', '.join(changed)}). Measurements of different "
+                "boards are not mixed: run the same command again."
             )
         self._about = about
 
@@ -300,7 +320,7 @@ class AgentDevice:
             channel.close()
 
     def _load(self, channel: Channel, network: _Network) -> None:
-        for attempt in range(2):  # a damaged file on the board is deleted there, and sent once more
+        for attempt in range(2):  # the board deletes a damaged file, which is then sent again
             try:
                 self._send(channel, network.blobs)
                 reply, _ = channel.exchange(network.request, limit=_LOAD)
@@ -310,11 +330,11 @@ class AgentDevice:
                     raise
         if reply.get("evicted") and not self._warned:
             self._warned = True
-            _log.warning("%s has no memory for all networks at once; some are loaded again and again", self.title)
+            _log.warning("%s lacks memory for all networks at once; some are loaded repeatedly.", self.title)
         self._ready.add(network.handle)
 
     def _send(self, channel: Channel, blobs: dict[str, bytes]) -> None:
-        """Send what is not there, from where the last attempt was cut off."""
+        """Send what the board lacks, from where the last attempt ended."""
         from tqdm import tqdm
 
         have, _ = channel.exchange({"op": "announce", "artefacts": {k: len(v) for k, v in blobs.items()}})

@@ -1,4 +1,4 @@
-"""From what ssh and the agent say to an error of ours, with the remedy; and whether trying again can help."""
+"""Turn failures of ssh and of the agent into errors with a remedy."""
 
 from __future__ import annotations
 
@@ -6,106 +6,113 @@ import re
 from dataclasses import dataclass
 
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError
-from profilers.remote.channel import LostError, RefusedError, plain
+from dsa_hw.utils.text import one_line
+from profilers.remote.channel import LostError, RefusedError
 
 __all__ = ["Failure", "of_lost", "of_refusal"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error, and whether the same may work in a moment."""
+    """An error, and whether it may pass when tried again."""
 
     error: DsaError
     passing: bool = False
 
 
-# What ssh prints on its way out (OpenSSH 7 to 10), the cause, the remedy, whether it may pass. First match counts.
+# What ssh prints (OpenSSH 7 to 10), the cause, the remedy, and whether it may pass. The first match is used.
 _SSH = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
-        "the host key of {board} is not the one that is known",
-        "somebody may be listening, or the board was installed anew; if you know that it was, remove the old key with "
-        "ssh-keygen -R {host}, connect once with: ssh {login}, and compare the fingerprint",
+        "The host key of {board} differs from the known one",
+        "The connection may be intercepted, or the board was reinstalled. If it was, remove the old key with "
+        "ssh-keygen -R {host}, connect once with: ssh {login}, and compare the fingerprint.",
         False,
     ),
     (
         r"Host key verification failed|host key is known for",
-        "the host key of {board} is not known here",
-        "connect once by hand with: ssh {login}, and compare the fingerprint before saying yes; host keys are always "
-        "checked",
+        "The host key of {board} is unknown",
+        "Connect once with: ssh {login}, and compare the fingerprint before you accept it. Host keys are always checked.",
         False,
     ),
     (
         r"Permission denied|Too many authentication failures|no such identity",
         "{board} does not accept the keys that ssh offers",
-        "no password is ever asked for: copy your key with ssh-copy-id {login}, load it with ssh-add if it has a "
-        "passphrase, or name it in your ssh configuration (IdentityFile); try: ssh {login} true",
+        "Passwords are not supported: copy your key with ssh-copy-id {login}, load it with ssh-add if it has a "
+        "passphrase, or name it in your ssh configuration (IdentityFile). Try: ssh {login} true",
         False,
     ),
     (
         r"[Bb]ad configuration option|Bad owner or permissions|Can't open user config",
         "ssh does not accept its configuration",
-        "correct the file that it names; try: ssh {login} true",
+        "Correct the file that it names. Try: ssh {login} true",
         False,
     ),
-    (r"Could not resolve hostname", "the name {host} is not known", "check the name; try: ssh {login} true", True),
+    (r"Could not resolve hostname", "The host name {host} is unknown", "Check the name. Try: ssh {login} true", True),
     (
         r"refused|timed out|[Tt]imeout|No route|unreachable|[Cc]onnection (to .* )?(closed|reset)|kex_|[Bb]roken pipe",
         "{board} cannot be reached",
-        "switch the board on, check the address, the port and the network; try: ssh {login} true",
+        "Switch the board on; check address, port and network. Try: ssh {login} true",
         True,
     ),
 )
 
 
 def of_lost(lost: LostError, board: str, login: str, host: str, python: str) -> Failure:
-    """Why a connection did not come about."""
+    """Explain why a connection could not be made.
+
+    Args:
+        lost: What happened.
+        board: Name of the board in messages.
+        login: Arguments of ssh with which a user would connect.
+        host: Host name of the board.
+        python: Python on the board.
+    """
     words = {"board": board, "login": login, "host": host}
-    said = plain(lost.text.strip().rpartition("\n")[2], 200) or "nothing"
+    said = one_line(lost.text.strip().rpartition("\n")[2], 200) or "no output"
     found = re.search(r"dsa-hw-agent: (python \S+ is too old)", lost.text)
     if found:
         return Failure(
             MissingDependencyError(
-                f"{board}: {plain(found[1])}; the agent needs Python 3.8 or later: name one with ?python=PATH"
+                f"{board}: {one_line(found[1])}. The agent needs Python 3.8 or later: name one with ?python=PATH."
             )
         )
     if lost.status in (126, 127):
         return Failure(
             MissingDependencyError(
-                f"{board} has no {python} that can be run (it said: {said}); install Python 3, or name one with "
-                "?python=PATH"
+                f"{board} cannot run {python} ({said}). Install Python 3 there, or name one with ?python=PATH."
             )
         )
     if lost.status is None:
-        return Failure(MissingDependencyError(f"{board} does not answer ({said}); try: ssh {login} true"), True)
+        return Failure(MissingDependencyError(f"{board} does not answer ({said}). Try: ssh {login} true"), True)
     if lost.status == 255:
         for pattern, cause, remedy, passing in _SSH:
             if re.search(pattern, lost.text):
-                text = f"{cause.format(**words)} (ssh said: {said}); {remedy.format(**words)}"
+                text = f"{cause.format(**words)} ({said}). {remedy.format(**words)}"
                 return Failure(MissingDependencyError(text), passing)
     return Failure(
         MeasurementError(
-            f"the agent on {board} did not start (exit status {lost.status}, it said: {said}); "
-            f"try: ssh {login} {python} --version"
+            f"The agent on {board} did not start (exit status {lost.status}: {said}). "
+            f"Try: ssh {login} {python} --version"
         ),
         passing=lost.status == 255,
     )
 
 
 def of_refusal(refused: RefusedError, board: str, login: str, python: str) -> DsaError:
-    """What the agent refused."""
+    """Explain what the agent refused."""
     if refused.kind == "runtime":
         return MissingDependencyError(
-            f"the board {board} has no usable ONNX Runtime: {refused}; on the board run {python} -m pip install "
-            "onnxruntime numpy, or name the Python that has it with ?python=PATH"
+            f"The board {board} has no usable ONNX Runtime ({refused}). Run {python} -m pip install onnxruntime numpy on "
+            "the board, or name the Python that has it with ?python=PATH."
         )
     remedies = {
-        "disk": "make room there, or choose another folder with ?cache=PATH; nothing was left behind",
-        "folder": "choose a folder of your own with ?cache=PATH",
-        "busy": "wait for it, or end it: two measurements on one board disturb each other",
-        "memory": "the network is too large for the board; use a smaller one, or a smaller batch",
-        "not loaded": "the board has no memory for control and network at once; free some, or use a smaller one",
-        "network": "this is what ONNX Runtime there says of the network; try a newer one on the board",
+        "disk": "Free space there, or choose another folder with ?cache=PATH. No incomplete file was left.",
+        "folder": "Choose a folder of your own with ?cache=PATH.",
+        "busy": "Wait for it, or end it: two measurements on one board disturb each other.",
+        "memory": "The network is too large for the board. Use a smaller one, or a smaller batch.",
+        "not loaded": "The board lacks memory for control and network at once. Free some, or use a smaller network.",
+        "network": "The message is from ONNX Runtime on the board. Try a newer version there.",
     }
-    remedy = remedies.get(refused.kind, "this is a fault in the program: please report it")
-    return MeasurementError(f"{board} refused ({refused.kind}): {refused}; {remedy}")
+    remedy = remedies.get(refused.kind, "This is an error in the program. Please report it.")
+    return MeasurementError(f"{board} refused the request ({refused.kind}): {refused}. {remedy}")

@@ -1,7 +1,7 @@
 """A board over ssh: ``ssh://[user@]host[:port][?runtime=onnxruntime&python=PATH&...]``. Timed on the board.
 
-The system's own ssh client makes the connection, so that configuration, keys, agents and jump hosts work as ever. Host
-keys are always checked. See docs/guide/boards.md.
+The connection uses the system's ssh client, and so the user's configuration, keys, agents and jump hosts. Host keys
+are always checked. See docs/guide/boards.md.
 """
 
 from __future__ import annotations
@@ -37,8 +37,19 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class Address:
-    """Where a board is: ``python`` and ``cache`` are paths there, ``config`` is an ssh configuration file here,
-    ``patience`` (s) how long a lost connection is tried again, ``room`` (MB) what artefacts may take there."""
+    """The address of a board.
+
+    Attributes:
+        host: Host name.
+        user: User name; empty for ssh's default.
+        port: Port; None for ssh's default.
+        device: "cpu" or "cuda".
+        python: Path of Python on the board.
+        cache: Folder for artefacts on the board; empty for the agent's default.
+        config: An ssh configuration file on this computer.
+        patience: Seconds during which a lost connection is tried again.
+        room: Megabytes of artefacts to keep on the board at most.
+    """
 
     host: str
     user: str = ""
@@ -52,34 +63,41 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """From a URL; the ssh configuration file may also come from the environment, DSA_HW_SSH_CONFIG."""
+        """Parse a URL; the environment variable DSA_HW_SSH_CONFIG is the default of ``config``."""
         try:
             parts = urlsplit(text)
             port, user, host = parts.port, parts.username or "", parts.hostname or ""
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:
-            raise ProfileError(f"{text!r} is no address of a board ({error}); write {_FORM}") from error
-        # Both end up among the arguments of ssh: nothing that it could take for an option or a command.
+            raise ProfileError(f"The address of a board must be {_FORM}; got {text!r} ({error}).") from error
+        # Both become arguments of ssh, which must not take them for an option or a command.
         if parts.scheme != "ssh" or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*", host):
-            raise ProfileError(f"{text!r} is no address of a board; write {_FORM}")
+            raise ProfileError(f"The address of a board must be {_FORM}; got {text!r}.")
         if not re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)?", user):
-            raise ProfileError(f"{user!r} is no user name; write {_FORM}")
+            raise ProfileError(f"The user name of a board may contain letters, digits and _.-; got {user!r}.")
         if parts.password is not None:
-            raise ProfileError("a password in the address of a board would be seen by others; use a key")
+            raise ProfileError(
+                "The address of a board must not contain a password, which other users could see. Use a key."
+            )
         if parts.path.strip("/") or parts.fragment:
-            raise ProfileError(f"{text!r} has more than a host and options; write {_FORM}")
+            raise ProfileError(f"The address of a board must have a host and options only, {_FORM}; got {text!r}.")
         given = dict(pairs)
         if unknown := set(given) - set(_PARAMETERS):
-            raise ProfileError(f"{', '.join(sorted(unknown))} is no option of a board; use {', '.join(_PARAMETERS)}")
+            raise ProfileError(
+                f"The options of a board are {', '.join(_PARAMETERS)}; got {', '.join(sorted(unknown))}."
+            )
         options = {**_PARAMETERS, "config": os.environ.get("DSA_HW_SSH_CONFIG", ""), **given}
         if options["runtime"] != "onnxruntime":
-            raise ProfileError(f"runtime {options['runtime']!r} asked for on a board; use onnxruntime")
+            raise ProfileError(f"A board supports runtime=onnxruntime only; got {options['runtime']!r}.")
         if options["device"] not in ("cpu", "cuda"):
-            raise ProfileError(f"device {options['device']!r} asked for on a board; use cpu or cuda")
+            raise ProfileError(f"A board supports device=cpu or device=cuda; got {options['device']!r}.")
         if not re.fullmatch(r"\d+(\.\d+)?", options["patience"]) or not re.fullmatch(r"[1-9]\d*", options["room"]):
-            raise ProfileError("patience is a number of seconds and room a number of megabytes")
+            raise ProfileError(
+                "`patience` must be a number of seconds and `room` a whole number of megabytes; got "
+                f"{options['patience']!r} and {options['room']!r}."
+            )
         if options["config"] and not os.path.isfile(options["config"]):
-            raise ProfileError(f"the ssh configuration {options['config']!r} does not exist")
+            raise ProfileError(f"The ssh configuration {options['config']!r} does not exist.")
         return cls(
             host,
             user,
@@ -100,7 +118,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The address with the options that are not the usual ones, as `parse` takes it."""
+        """The address with all options that differ from their defaults, as `parse` takes it."""
         given = {"device": self.device, "python": self.python, "cache": self.cache, "config": self.config}
         given |= {"patience": f"{self.patience:g}", "room": str(self.room)}
         unusual = {k: v for k, v in given.items() if v != _PARAMETERS[k]}
@@ -108,23 +126,23 @@ class Address:
 
     @property
     def login(self) -> str:
-        """How a person would connect, for messages."""
+        """Arguments of ssh with which a user would connect, for messages."""
         words = ["-F", self.config] if self.config else []
         words += ["-p", str(self.port)] if self.port else []
         return shlex.join([*words, f"{self.user}@{self.host}" if self.user else self.host])
 
     @property
     def command(self) -> list[str]:
-        """The command that starts an agent there."""
+        """The command that starts an agent on the board."""
         words = ["ssh", "-T"]
         words += ["-F", self.config] if self.config else []
         for option in (
-            "BatchMode=yes",  # nobody is asked anything: what needs an answer is an error
-            "StrictHostKeyChecking=yes",  # whatever the configuration says
+            "BatchMode=yes",  # no prompts: what needs an answer is an error
+            "StrictHostKeyChecking=yes",  # regardless of the configuration
             "ConnectTimeout=15",
             "ServerAliveInterval=5",
             "ServerAliveCountMax=3",
-            "ClearAllForwardings=yes",  # the board gets no way back, neither to ports nor to keys
+            "ClearAllForwardings=yes",  # no access from the board to our ports and keys
             "ForwardAgent=no",
             "ForwardX11=no",
             "PermitLocalCommand=no",
@@ -137,7 +155,7 @@ class Address:
 
 
 def _remote(path: str) -> str:
-    """A path on the board, for its shell: the home directory may be written ~."""
+    """Quote a path on the board for its shell; it may start with ~/."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
@@ -145,8 +163,8 @@ _BOARDS: dict[Address, AgentDevice] = {}
 
 
 def _board(address: Address) -> AgentDevice:
-    """The board at an address: one connection per process, however many targets ask."""
-    address = replace(address, device="cpu")  # its CPU and its GPU are behind the same connection
+    """Return the board at an address; all targets of the process share one connection."""
+    address = replace(address, device="cpu")  # CPU and GPU share one connection
     if address not in _BOARDS:
 
         def explain(lost: LostError) -> Failure:
@@ -174,7 +192,7 @@ def _close() -> None:
 
 @register("ssh")
 class Ssh(Target):
-    """ONNX Runtime on a board, through an agent there. The environment of a measurement is the board's."""
+    """ONNX Runtime on a board, run by an agent there. The environment of a measurement is the board's."""
 
     artefact = "onnx"
 
@@ -185,22 +203,22 @@ class Ssh(Target):
         self.remote_device = self.board
 
     def check(self) -> None:
-        """An ssh client here, a connection, and ONNX Runtime there."""
+        """Check the ssh client, the connection, and ONNX Runtime on the board."""
         if shutil.which("ssh") is None:
-            raise MissingDependencyError("a board over ssh needs the ssh client; install openssh-client")
+            raise MissingDependencyError("A board over ssh needs the ssh client. Install openssh-client.")
         self.board.connect()
         if self._provider() not in self.board.providers:
             raise MissingDependencyError(
-                f"device={self.device} asked for, but ONNX Runtime on {self.address.title} has "
-                f"{', '.join(self.board.providers)} only; install a build with it there, or use device=cpu"
+                f"ONNX Runtime on {self.address.title} has no provider for device={self.device}, only "
+                f"{', '.join(self.board.providers)}. Install another build there, or use device=cpu."
             )
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
-        """Send and load the bytes of an ONNX file."""
+        """Send the bytes of an ONNX file to the board and load it."""
         return self.board.load(artefact, [x.cpu().numpy() for x in inputs], self.threads, self.device)
 
     def describe(self) -> dict[str, str]:
-        """The board, its versions, and the session options of the agent."""
+        """Return the board, its versions, and the session options of the agent."""
         return {
             **self.board.environment,
             "session": f"intra_op_num_threads={self.threads} inter_op_num_threads=1 allow_spinning=0 "
@@ -209,12 +227,12 @@ class Ssh(Target):
         }
 
     def close(self) -> None:
-        """End the agent; nothing stays running on the board. It starts again when it is needed."""
+        """End the agent on the board; the next request starts another."""
         self.board.close()
 
     @property
     def name(self) -> str:
-        """The address, as it is written to `resolve`."""
+        """The address, as `resolve` takes it."""
         return self.address.url
 
     @property

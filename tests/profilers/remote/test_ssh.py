@@ -33,7 +33,7 @@ from profilers.measuring.measurement import Protocol
 from profilers.networks.chains import Layer, artefact_of, input_of
 from profilers.remote import agent
 from profilers.remote import device as board
-from profilers.remote.channel import BOOTSTRAP, Channel, LostError, RefusedError, plain
+from profilers.remote.channel import BOOTSTRAP, Channel, LostError, RefusedError
 from profilers.remote.device import AgentDevice
 from profilers.remote.failures import Failure, of_lost
 from profilers.targets import resolve, ssh
@@ -210,7 +210,7 @@ def test_a_full_disk_there(place: SimpleNamespace, tmp_path: Path) -> None:
     python = wrapper(tmp_path / "python", f'ulimit -f 16; exec {sys.executable} "$@"')  # files of a few kilobytes
     target = resolve(place.address(python))
     chain = (Layer(200, 200),)
-    with pytest.raises(MeasurementError, match=r"refused \(disk\).*make room there") as error:
+    with pytest.raises(MeasurementError, match=r"refused the request \(disk\).*Free space there") as error:
         target.load(artefact_of(chain, target), (input_of(chain),))
     assert "File too large" in str(error.value)
     assert [p.name for p in place.cache.iterdir()] == ["lock"], "nothing is left behind"
@@ -223,10 +223,10 @@ def test_a_missing_runtime_and_a_missing_python(place: SimpleNamespace, tmp_path
     bare = wrapper(tmp_path / "bare", f'exec {sys.executable} -S "$@"')  # without site-packages
     with pytest.raises(MissingDependencyError, match=r"cannot import onnxruntime.*pip install onnxruntime numpy"):
         resolve(place.address(bare))
-    with pytest.raises(MissingDependencyError, match=r"has no /nowhere/python that can be run.*python=PATH"):
+    with pytest.raises(MissingDependencyError, match=r"cannot run /nowhere/python.*python=PATH"):
         resolve(place.address("/nowhere/python"))
     if "CUDAExecutionProvider" not in resolve(place.address()).board.providers:  # type: ignore[attr-defined]
-        with pytest.raises(MissingDependencyError, match=r"has .*CPUExecutionProvider.* only"):
+        with pytest.raises(MissingDependencyError, match=r"only .*CPUExecutionProvider"):
             resolve(place.address(device="cuda"))
 
 
@@ -234,7 +234,7 @@ def test_a_missing_runtime_and_a_missing_python(place: SimpleNamespace, tmp_path
 def test_keys_are_checked_on_both_sides(place: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MissingDependencyError, match=r"does not accept the keys.*ssh-copy-id"):
         resolve(place.address(key="other_user"))
-    with pytest.raises(MissingDependencyError, match=r"is not the one that is known.*ssh-keygen -R"):
+    with pytest.raises(MissingDependencyError, match=r"differs from the known one.*ssh-keygen -R"):
         resolve(place.address(known="other_host.pub", StrictHostKeyChecking="no"))
     # Whatever the user's configuration says, an unknown host is refused.
     unknown = place.address(known_at_all="no", StrictHostKeyChecking="no")
@@ -251,7 +251,7 @@ def test_a_board_that_does_not_come_back(place: SimpleNamespace) -> None:
     loaded = target.load(artefact_of(chain, target), (input_of(chain),))
     place.config.write_text(place.config.read_text().replace(f"Port {place.server.port}", "Port 1"))
     os.kill(agent_pid(place.cache), signal.SIGKILL)
-    with pytest.raises(MeasurementError, match=r"did not come back for 0 s: .*cannot be reached"):
+    with pytest.raises(MeasurementError, match=r"could not be restored within 0 s\. .*cannot be reached"):
         loaded.run(1)
     place.config.write_text(place.config.read_text().replace("Port 1\n", f"Port {place.server.port}\n"))
     assert loaded.run(2).shape == (2,), "and when it is back, all goes on"
@@ -371,7 +371,7 @@ def test_another_board_behind_the_same_name_is_not_mixed_in(local: Callable[...,
     assert found._about is not None
     found._about[0]["cpu"] = "another"
     os.kill(agent_pid(tmp_path / "board"), signal.SIGKILL)
-    with pytest.raises(MeasurementError, match=r"is not what it was.*cpu changed"):
+    with pytest.raises(MeasurementError, match=r"changed while the connection was lost \(cpu\)"):
         loaded.run(1)
 
 
@@ -387,7 +387,7 @@ def test_a_request_that_kills_the_agent_is_not_repeated_for_ever(
 
     monkeypatch.setattr(Channel, "exchange", fatal)
     loaded = loaded_on(local(), 4)
-    with pytest.raises(MeasurementError, match="broke off 3 times"):
+    with pytest.raises(MeasurementError, match="broke 3 times"):
         loaded.outputs()
 
 
@@ -586,8 +586,8 @@ def test_addresses_that_are_none(address: str) -> None:
 
 
 def test_text_from_the_board_cannot_steer_a_terminal() -> None:
-    assert plain("a\x1b[2Jb\n c\u202e") == "a?[2Jb c?"
-    old = of_lost(LostError(1, "dsa-hw-agent: python 3.6 is too old"), "b", "l", "h", "p")
+    old = of_lost(LostError(1, "dsa-hw-agent: python 3.6\x1b[2J\u202e is too old"), "b", "l", "h", "p")
+    assert "python 3.6?[2J? is too old" in str(old.error)
     assert "Python 3.8 or later" in str(old.error)
     assert not old.passing
     assert of_lost(LostError(255, "ssh: connect to host b port 22: Connection timed out"), "b", "l", "h", "p").passing
