@@ -32,7 +32,7 @@ _SSH = (
     (
         r"Host key verification failed|host key is known for",
         "The host key of {board} is unknown",
-        "Connect once with: ssh {login}, and compare the fingerprint before you accept it. Host keys are always checked.",
+        "Connect once with: ssh {login}, and compare the fingerprint before you accept it.",
         False,
     ),
     (
@@ -69,7 +69,7 @@ def of_lost(lost: LostError, board: str, login: str, host: str, python: str) -> 
         python: Python on the board.
     """
     words = {"board": board, "login": login, "host": host}
-    said = one_line(lost.text.strip().rpartition("\n")[2], 200) or "no output"
+    said = one_line(lost.text.strip().rpartition("\n")[2], 200).rstrip(".") or "no output"
     found = re.search(r"dsa-hw-agent: (python \S+ is too old)", lost.text)
     if found:
         return Failure(
@@ -103,8 +103,8 @@ def of_refusal(refused: RefusedError, board: str, login: str, python: str) -> Ds
     """Explain what the agent refused."""
     if refused.kind == "runtime":
         return MissingDependencyError(
-            f"The board {board} has no usable ONNX Runtime ({refused}). Run {python} -m pip install onnxruntime numpy on "
-            "the board, or name the Python that has it with ?python=PATH."
+            f"The board {board} has no usable ONNX Runtime ({refused}). On the board run {python} -m pip install "
+            "onnxruntime numpy, or name the Python that has it with ?python=PATH."
         )
     remedies = {
         "disk": "Free space there, or choose another folder with ?cache=PATH. No incomplete file was left.",

@@ -240,7 +240,7 @@ def test_keys_are_checked_on_both_sides(place: SimpleNamespace, capsys: pytest.C
     unknown = place.address(known_at_all="no", StrictHostKeyChecking="no")
     assert latency.main(["--device", unknown, "--json"]) == 2
     printed = json.loads(capsys.readouterr().out)
-    assert "host key of ssh://127.0.0.1 is not known here" in printed["error"]
+    assert "host key of ssh://127.0.0.1 is unknown" in printed["error"]
     assert not place.cache.exists(), "nobody got in"
 
 
