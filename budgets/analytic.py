@@ -17,16 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from budgets.quadratic import Quadratic
 from dsa_hw.channels import ChannelGroups
 from dsa_hw.channels.counts import Term
 from dsa_hw.errors import BudgetError, WidthError
+from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["AnalyticCost", "PeakCost", "activation_memory", "flops", "params", "quadratics"]
-
-Array = NDArray[np.float64]
 
 
 def flops(groups: ChannelGroups, convention: str = "counted") -> AnalyticCost:
@@ -62,7 +61,7 @@ def activation_memory(groups: ChannelGroups) -> PeakCost:
     return PeakCost("activation_memory", "byte", groups.names, groups.sizes, _undominated(steps))
 
 
-def quadratics(terms: Iterable[Term], sizes: NDArray[np.int64]) -> tuple[Quadratic, Quadratic]:
+def quadratics(terms: Iterable[Term], sizes: Ints) -> tuple[Quadratic, Quadratic]:
     """The sum of ``terms`` over keep ratios, and the same over widths, whose coefficients are integers."""
     k = len(sizes)
     A, B, c = np.zeros((k, k)), np.zeros(k), 0.0  # noqa: N806
@@ -82,7 +81,7 @@ def quadratics(terms: Iterable[Term], sizes: NDArray[np.int64]) -> tuple[Quadrat
     return Quadratic(A / 2, B, c), per_width
 
 
-def _undominated(steps: Array) -> Array:
+def _undominated(steps: Floats) -> Floats:
     """Rows that can be the maximum for some alpha >= 0: those not below another one in every entry."""
     steps = np.unique(steps, axis=0)
     keep = [
@@ -98,7 +97,7 @@ class _Counted:
     name: str
     unit: str
     names: tuple[str, ...]
-    sizes: NDArray[np.int64]
+    sizes: Ints
 
     def predict(self, configurations: pd.DataFrame) -> pd.Series:
         """Exact cost of each configuration; columns are group names, values integer widths."""
@@ -110,7 +109,7 @@ class _Counted:
         widths = configurations.loc[:, list(self.names)].to_numpy(np.float64)
         return pd.Series(self._at_widths(widths), index=configurations.index, name=self.name)
 
-    def upper(self, alpha: ArrayLike, confidence: float = 0.9) -> Array:
+    def upper(self, alpha: ArrayLike, confidence: float = 0.9) -> Floats:
         """The value itself: it is counted, so it is its own bound at any confidence."""
         return self(alpha)
 
@@ -119,11 +118,11 @@ class _Counted:
         """Cost of the whole network."""
         return float(self._at_widths(self.sizes.astype(np.float64)[None])[0])
 
-    def __call__(self, alpha: ArrayLike) -> Array:
+    def __call__(self, alpha: ArrayLike) -> Floats:
         """Value at keep ratios (..., K), shape (...)."""
         raise NotImplementedError
 
-    def _at_widths(self, widths: Array) -> Array:
+    def _at_widths(self, widths: Floats) -> Floats:
         raise NotImplementedError
 
 
@@ -134,7 +133,7 @@ class AnalyticCost(_Counted):
     quadratic: Quadratic = field(repr=False)
     _per_width: Quadratic = field(repr=False)
 
-    def __call__(self, alpha: ArrayLike) -> Array:
+    def __call__(self, alpha: ArrayLike) -> Floats:
         """Value at keep ratios (..., K), shape (...)."""
         return self.quadratic(alpha)
 
@@ -142,11 +141,11 @@ class AnalyticCost(_Counted):
         """Differentiable value at keep ratios (..., K), shape (...)."""
         return self.quadratic.value(alpha)
 
-    def gradient(self, alpha: ArrayLike) -> Array:
+    def gradient(self, alpha: ArrayLike) -> Floats:
         """dF/dalpha = 2 A alpha + B at keep ratios (..., K), shape (..., K)."""
         return self.quadratic.gradient(alpha)
 
-    def _at_widths(self, widths: Array) -> Array:
+    def _at_widths(self, widths: Floats) -> Floats:
         return np.rint(self._per_width(widths))
 
 
@@ -154,9 +153,9 @@ class AnalyticCost(_Counted):
 class PeakCost(_Counted):
     """F(alpha) = max over steps of (s_0 + s' alpha); ``steps`` is (T, 1 + K)."""
 
-    steps: Array = field(repr=False)
+    steps: Floats = field(repr=False)
 
-    def __call__(self, alpha: ArrayLike) -> Array:
+    def __call__(self, alpha: ArrayLike) -> Floats:
         """Value at keep ratios (..., K), shape (...)."""
         return self._all(alpha).max(-1)
 
@@ -165,12 +164,12 @@ class PeakCost(_Counted):
         steps = torch.as_tensor(self.steps, dtype=alpha.dtype, device=alpha.device)
         return (steps[:, 0] + alpha @ steps[:, 1:].T).max(-1).values
 
-    def gradient(self, alpha: ArrayLike) -> Array:
+    def gradient(self, alpha: ArrayLike) -> Floats:
         """Gradient of the step that attains the peak (the first of equals), shape (..., K)."""
         return self.steps[self._all(alpha).argmax(-1), 1:]
 
-    def _all(self, alpha: ArrayLike) -> Array:
+    def _all(self, alpha: ArrayLike) -> Floats:
         return self.steps[:, 0] + np.asarray(alpha, np.float64) @ self.steps[:, 1:].T
 
-    def _at_widths(self, widths: Array) -> Array:
+    def _at_widths(self, widths: Floats) -> Floats:
         return np.rint((self.steps[:, 0] + widths @ (self.steps[:, 1:] / self.sizes).T).max(-1))

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from budgets.analytic import AnalyticCost, Array, quadratics
+from budgets.analytic import AnalyticCost, quadratics
 from budgets.technologies import Technology, technology
 from budgets.work_classes import Groups
 from dsa_hw.channels.counts import Operation, Term
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["EstimatedEnergy", "estimated_energy"]
 
@@ -40,7 +41,7 @@ class EstimatedEnergy(AnalyticCost):
         """Whose word it is."""
         return f"estimated by the analytic model with {self.technology.name} figures ({self.technology.source})"
 
-    def _at_widths(self, widths: Array) -> Array:
+    def _at_widths(self, widths: Floats) -> Floats:
         return np.asarray(self._per_width(widths), np.float64)  # joules are no whole numbers
 
 

@@ -15,13 +15,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["Blocks"]
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ class Blocks:
         return self
 
     @cached_property
-    def _parts(self) -> tuple[Array, Array, Array]:
+    def _parts(self) -> tuple[Floats, Floats, Floats]:
         """Least effective ratio, ratio where the last partial block begins, and its extra slope; each (K,)."""
         sizes = np.array(self.sizes, np.float64)
         full = np.floor(sizes / self.block) * self.block
@@ -53,13 +52,13 @@ class Blocks:
         extra = np.where(partial, (full + self.block - sizes) / np.where(partial, sizes - full, 1.0), 0.0)
         return self.block / sizes, full / sizes, extra
 
-    def __call__(self, alpha: ArrayLike) -> Array:
+    def __call__(self, alpha: ArrayLike) -> Floats:
         """Effective keep ratios of (..., K), shape (..., K)."""
         x = np.asarray(alpha, np.float64)
         least, begin, extra = self._parts
         return np.maximum(x, least) + np.maximum(x - begin, 0.0) * extra
 
-    def slope(self, alpha: ArrayLike) -> Array:
+    def slope(self, alpha: ArrayLike) -> Floats:
         """Derivative of each effective keep ratio by its own, (..., K); at a corner, that of the upper side."""
         x = np.asarray(alpha, np.float64)
         least, begin, extra = self._parts

@@ -38,10 +38,9 @@ from sklearn.model_selection import KFold
 
 from budgets.regression import CostRegressor
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["Calibration", "calibrate"]
-
-Array = NDArray[np.float64]
 
 METHODS: Final = ("jackknife+", "cv+", "split")
 
@@ -51,7 +50,7 @@ class Calibration:
     """Ratios ``s_i`` (n,), the models that were not fitted to them, and which model belongs to which ratio (n,)."""
 
     method: str
-    ratios: Array
+    ratios: Floats
     models: tuple[CostRegressor, ...]
     owner: NDArray[np.intp]
 
@@ -79,20 +78,20 @@ class Calibration:
             )
         return rank
 
-    def upper(self, alpha: Array, confidence: float) -> tuple[Array, NDArray[np.intp]]:
+    def upper(self, alpha: Floats, confidence: float) -> tuple[Floats, NDArray[np.intp]]:
         """Bound at keep ratios (n, K), shape (n,), and the ratio that attains it."""
         return self._order(alpha, self.rank(confidence))
 
-    def lower(self, alpha: Array, confidence: float) -> tuple[Array, NDArray[np.intp]]:
+    def lower(self, alpha: Floats, confidence: float) -> tuple[Floats, NDArray[np.intp]]:
         """Bound from below: the mirror image, the floor((n + 1)(1 - c))-th smallest."""
         return self._order(alpha, len(self.ratios) + 1 - self.rank(confidence))
 
-    def _order(self, alpha: Array, rank: int) -> tuple[Array, NDArray[np.intp]]:
+    def _order(self, alpha: Floats, rank: int) -> tuple[Floats, NDArray[np.intp]]:
         predictions = np.stack([model.at(alpha) for model in self.models], -1)[:, self.owner] * self.ratios
         index = np.argpartition(predictions, rank - 1, axis=-1)[:, rank - 1]
         return np.take_along_axis(predictions, index[:, None], -1)[:, 0], index
 
-    def upper_gradient(self, alpha: Array, confidence: float) -> Array:
+    def upper_gradient(self, alpha: Floats, confidence: float) -> Floats:
         """Gradient of ``upper`` (n, K), shape (n, K): that of the model which attains the bound, almost everywhere."""
         _, index = self.upper(alpha, confidence)
         rows = [
@@ -111,12 +110,12 @@ class Calibration:
 
 def calibrate(
     estimator: CostRegressor,
-    alpha: Array,
-    y: Array,
+    alpha: Floats,
+    y: Floats,
     *,
     method: str = "jackknife+",
-    anchor: tuple[Array, Array] | None = None,
-    calibration: tuple[Array, Array] | None = None,
+    anchor: tuple[Floats, Floats] | None = None,
+    calibration: tuple[Floats, Floats] | None = None,
     choose: Callable[[NDArray[np.intp]], CostRegressor] | None = None,
     seed: int = 0,
 ) -> Calibration:
@@ -149,10 +148,10 @@ def calibrate(
 
 def fit_rows(
     estimator: CostRegressor,
-    alpha: Array,
-    y: Array,
+    alpha: Floats,
+    y: Floats,
     kept: NDArray[np.intp],
-    anchor: tuple[Array, Array] | None,
+    anchor: tuple[Floats, Floats] | None,
 ) -> CostRegressor:
     """Return a copy of ``estimator``, fitted to the ``kept`` rows of alpha (n, K) and y (n,) and to the anchor."""
     model = clone(estimator)

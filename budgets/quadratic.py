@@ -13,7 +13,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["Quadratic"]
 
@@ -22,19 +24,19 @@ __all__ = ["Quadratic"]
 class Quadratic:
     """``alpha' A alpha + B' alpha + c``: ``A`` (K, K) symmetric, ``B`` (K,), ``c`` a number, all in the cost's unit."""
 
-    A: NDArray[np.float64]
-    B: NDArray[np.float64]
+    A: Floats
+    B: Floats
     c: float
     _torch: dict[tuple[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def __call__(self, alpha: ArrayLike) -> NDArray[np.float64]:
+    def __call__(self, alpha: ArrayLike) -> Floats:
         """Value at keep ratios (..., K), shape (...)."""
         x = np.asarray(alpha, np.float64)
         return np.einsum("...k,...k->...", x @ self.A + self.B, x) + self.c
 
-    def gradient(self, alpha: ArrayLike) -> NDArray[np.float64]:
+    def gradient(self, alpha: ArrayLike) -> Floats:
         """Exact gradient at keep ratios (..., K), shape (..., K)."""
         return np.asarray(alpha, np.float64) @ self._twice + self.B
 
@@ -54,7 +56,7 @@ class Quadratic:
         return self._torch[key]
 
     @cached_property
-    def _twice(self) -> NDArray[np.float64]:
+    def _twice(self) -> Floats:
         return 2.0 * self.A
 
     @property

@@ -26,10 +26,9 @@ from budgets.regression import (
 )
 from budgets.work_classes import Groups, physics_features
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["DEFAULT", "CandidateComparison", "candidates", "compare_candidates"]
-
-Array = NDArray[np.float64]
 
 #: The candidate that another one has to beat.
 DEFAULT: Final = "physics"
@@ -75,8 +74,8 @@ class CandidateComparison:
     table: pd.DataFrame
     chosen: str
     why: str
-    residuals: Mapping[str, Array]
-    errors: Mapping[str, Array]
+    residuals: Mapping[str, Floats]
+    errors: Mapping[str, Floats]
 
     def without(self, rows: NDArray[np.intp]) -> str:
         """The candidate that is chosen when the errors of ``rows`` do not count."""
@@ -85,10 +84,10 @@ class CandidateComparison:
 
 def compare_candidates(
     contenders: Mapping[str, CostRegressor],
-    alpha: Array,
-    y: Array,
+    alpha: Floats,
+    y: Floats,
     *,
-    anchor: tuple[Array, Array] | None = None,
+    anchor: tuple[Floats, Floats] | None = None,
     folds: int = 5,
     repeats: int = 2,
     seed: int = 0,
@@ -103,8 +102,8 @@ def compare_candidates(
     if not contenders:
         raise ProfileError("No candidates to compare. Leave candidates= out to compare all.")
     splits = list(RepeatedKFold(n_splits=min(folds, len(y)), n_repeats=repeats, random_state=seed).split(alpha))
-    errors: dict[str, Array] = {}
-    residuals: dict[str, Array] = {}
+    errors: dict[str, Floats] = {}
+    residuals: dict[str, Floats] = {}
     rows = []
     for name, estimator in contenders.items():
         started = time.perf_counter()
@@ -133,7 +132,7 @@ def compare_candidates(
     return CandidateComparison(table, chosen, why, residuals, errors)
 
 
-def _choose(errors: Mapping[str, Array]) -> tuple[str, str]:
+def _choose(errors: Mapping[str, Floats]) -> tuple[str, str]:
     first = next(iter(errors))
     better = []
     for name, error in errors.items():

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -14,10 +14,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from budgets.blocks import Blocks
 from budgets.features import FeatureMap
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
-__all__ = ["Array", "CostRegressor"]
-
-Array = NDArray[np.float64]
+__all__ = ["CostRegressor"]
 
 OUTSIDE: Final = ("extrapolate", "clip", "refuse")
 
@@ -64,21 +63,21 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._fit(alpha, cost)
         return self
 
-    def predict(self, X: ArrayLike) -> Array:  # noqa: N803
+    def predict(self, X: ArrayLike) -> Floats:  # noqa: N803
         """Cost at X (n, K), shape (n,)."""
         return self.at(self._check(X))
 
-    def gradient(self, X: ArrayLike) -> Array:  # noqa: N803
+    def gradient(self, X: ArrayLike) -> Floats:  # noqa: N803
         """Exact derivative of the cost by X (n, K), shape (n, K); 0 in directions that were clipped."""
         slope = self.slope(self._check(X))
         return slope if self.sizes is None else slope / np.asarray(self.sizes, np.float64)
 
-    def at(self, alpha: Array) -> Array:
+    def at(self, alpha: Floats) -> Floats:
         """``predict`` for keep ratios (n, K) known to be float64 and finite: no validation, for inner loops."""
         inside = self._inside(alpha)
         return self._predict(inside if self.blocks is None else self.blocks(inside))
 
-    def slope(self, alpha: Array) -> Array:
+    def slope(self, alpha: Floats) -> Floats:
         """``gradient`` by keep ratios (n, K) known to be float64 and finite: no validation, for inner loops."""
         inside = self._inside(alpha)
         if self.blocks is None:
@@ -106,13 +105,13 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._value(alpha if self.blocks is None else self.blocks.value(alpha))
 
     # What a subclass provides, on keep ratios inside the range.
-    def _fit(self, alpha: Array, y: Array) -> None:
+    def _fit(self, alpha: Floats, y: Floats) -> None:
         raise NotImplementedError
 
-    def _predict(self, alpha: Array) -> Array:
+    def _predict(self, alpha: Floats) -> Floats:
         raise NotImplementedError
 
-    def _gradient(self, alpha: Array) -> Array:
+    def _gradient(self, alpha: Floats) -> Floats:
         raise NotImplementedError
 
     def _value(self, alpha: torch.Tensor) -> torch.Tensor:
@@ -121,7 +120,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _restore(self) -> None:
         """Recompute what follows from the learnt attributes, after loading."""
 
-    def _validate(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:  # noqa: N803
+    def _validate(self, X: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:  # noqa: N803
         if self.outside not in OUTSIDE:
             raise ProfileError(f"outside={self.outside!r}: there are {', '.join(OUTSIDE)}")
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)  # noqa: N806
@@ -144,7 +143,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         return self.blocks(alpha), cost
 
-    def _check(self, X: ArrayLike) -> Array:  # noqa: N803
+    def _check(self, X: ArrayLike) -> Floats:  # noqa: N803
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         self._not_negative(X)
@@ -156,11 +155,11 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"Negative values in data passed to {type(self).__name__}: keep ratios and widths are at least 0"
             )
 
-    def _ratios(self, X: Any) -> Array:  # noqa: N803
+    def _ratios(self, X: Any) -> Floats:  # noqa: N803
         alpha = X if self.sizes is None else X / np.asarray(self.sizes, np.float64)
         return np.asarray(alpha, np.float64)
 
-    def _inside(self, alpha: Array) -> Array:
+    def _inside(self, alpha: Floats) -> Floats:
         if self.outside == "extrapolate":
             return alpha
         if self.outside == "clip":

@@ -14,9 +14,10 @@ from sklearn.tree import DecisionTreeRegressor
 
 from budgets.blocks import Blocks
 from budgets.features import FeatureMap
-from budgets.regression.base import Array, CostRegressor
+from budgets.regression.base import CostRegressor
 from budgets.regression.linear import PhysicsNNLS
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["MonotoneBoosting", "ResidualBoosting"]
 
@@ -37,11 +38,11 @@ class _Boosting(CostRegressor):
     base_: CostRegressor
     floor_: float
     bias_: float
-    scale_: Array
-    leaf_: Array
+    scale_: Floats
+    leaf_: Floats
     feature_: NDArray[np.intp]
-    threshold_: Array
-    sign_: Array
+    threshold_: Floats
+    sign_: Floats
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class _Boosting(CostRegressor):
         self.min_samples_leaf = min_samples_leaf
         self.smoothing = smoothing
 
-    def _fit(self, alpha: Array, y: Array) -> None:
+    def _fit(self, alpha: Floats, y: Floats) -> None:
         for name in ("trees", "learning_rate", "max_depth", "min_samples_leaf", "smoothing"):
             if not getattr(self, name) > 0:
                 raise ProfileError(f"{name}={getattr(self, name)!r} must be more than 0")
@@ -98,14 +99,14 @@ class _Boosting(CostRegressor):
                 residual = residual - _leaves(phi, *_padded(found, self.max_depth)).sum(-1)
         self.leaf_, self.feature_, self.threshold_, self.sign_ = _padded(paths, self.max_depth)
 
-    def _predict(self, alpha: Array) -> Array:
+    def _predict(self, alpha: Floats) -> Floats:
         phi = self.features_(alpha)
         pieces = np.array_split(phi, 1 + phi.shape[0] * self.feature_.size // _PIECE)
         sums = [_leaves(x, self.leaf_, self.feature_, self.threshold_, self.sign_).sum(-1) for x in pieces]
         scale = np.maximum(self.base_.at(alpha), self.floor_) ** self._power
         return np.asarray(scale * np.exp(self.bias_ + np.concatenate(sums)), np.float64)
 
-    def _gradient(self, alpha: Array) -> Array:
+    def _gradient(self, alpha: Floats) -> Floats:
         phi = self.features_(alpha)
         scaled = self.sign_ * (phi[:, self.feature_] - self.threshold_) / self.scale_[self.feature_]
         gates = np.where(self.sign_ == 0, 1.0, expit(scaled))
@@ -122,7 +123,7 @@ class _Boosting(CostRegressor):
         return np.asarray(value * (steep + soft), np.float64)
 
     def _value(self, alpha: torch.Tensor) -> torch.Tensor:
-        def tensor(array: Array) -> torch.Tensor:
+        def tensor(array: Floats) -> torch.Tensor:
             return torch.as_tensor(array, dtype=alpha.dtype, device=alpha.device)
 
         index = torch.as_tensor(self.feature_, device=alpha.device)
@@ -184,7 +185,7 @@ def _paths(tree: object, rate: float) -> list[tuple[float, list[tuple[int, float
 
 def _padded(
     paths: list[tuple[float, list[tuple[int, float, float]]]], depth: int
-) -> tuple[Array, NDArray[np.intp], Array, Array]:
+) -> tuple[Floats, NDArray[np.intp], Floats, Floats]:
     """Leaves (L,), features, thresholds and signs (L, depth); sign 0 marks padding."""
     leaf = np.array([value for value, _ in paths])
     feature, threshold, sign = (
@@ -198,7 +199,7 @@ def _padded(
     return leaf, feature, threshold, sign
 
 
-def _leaves(phi: Array, leaf: Array, feature: NDArray[np.intp], threshold: Array, sign: Array) -> Array:
+def _leaves(phi: Floats, leaf: Floats, feature: NDArray[np.intp], threshold: Floats, sign: Floats) -> Floats:
     """Value of each leaf where the path is taken, else 0: (n, L). A split sends x <= t to the left (sign -1)."""
     right = phi[:, feature] > threshold
     taken = np.where(sign == 0, True, right == (sign > 0)).all(-1)

@@ -11,8 +11,9 @@ from sklearn.base import clone
 
 from budgets.blocks import Blocks
 from budgets.features import FeatureMap
-from budgets.regression.base import Array, CostRegressor
+from budgets.regression.base import CostRegressor
 from budgets.regression.linear import PhysicsNNLS
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["GPResidual"]
 
@@ -36,9 +37,9 @@ class GPResidual(CostRegressor):
     _learnt: ClassVar[tuple[str, ...]] = ("base_", "scale_", "points_", "dual_", "length_", "noise_")
 
     base_: CostRegressor
-    scale_: Array
-    points_: Array
-    dual_: Array
+    scale_: Floats
+    points_: Floats
+    dual_: Floats
     length_: float
     noise_: float
 
@@ -55,7 +56,7 @@ class GPResidual(CostRegressor):
         super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
         self.base = base
 
-    def _fit(self, alpha: Array, y: Array) -> None:
+    def _fit(self, alpha: Floats, y: Floats) -> None:
         base = PhysicsNNLS(self.features) if self.base is None else clone(self.base)
         self.base_ = base.fit(alpha, y)
         predicted = self.base_.at(alpha)
@@ -69,7 +70,7 @@ class GPResidual(CostRegressor):
         self.points_ = alpha * self.scale_
         distance = _squared_distance(self.points_, self.points_)
         spread = np.sqrt(max(float(np.median(distance[~np.eye(len(y), dtype=bool)])), 1e-12))
-        best: tuple[float, float, float, Array] | None = None
+        best: tuple[float, float, float, Floats] | None = None
         for relative in _LENGTHS:
             kernel = np.exp(-0.5 * distance / (relative * spread) ** 2)
             eigenvalues, vectors = np.linalg.eigh(kernel)
@@ -83,10 +84,10 @@ class GPResidual(CostRegressor):
         assert best is not None
         _, self.length_, self.noise_, self.dual_ = best
 
-    def _predict(self, alpha: Array) -> Array:
+    def _predict(self, alpha: Floats) -> Floats:
         return self.base_.at(alpha) * (1 + self._kernel(alpha) @ self.dual_)
 
-    def _gradient(self, alpha: Array) -> Array:
+    def _gradient(self, alpha: Floats) -> Floats:
         # d/dz_k k(z, z_i) = k(z, z_i) (z_i - z)_k / length^2, and dz_k / dalpha_k = scale_k.
         weighted = self._kernel(alpha) * self.dual_
         slope = (
@@ -99,18 +100,18 @@ class GPResidual(CostRegressor):
         return np.asarray(gradient, np.float64)
 
     def _value(self, alpha: torch.Tensor) -> torch.Tensor:
-        def tensor(array: Array) -> torch.Tensor:
+        def tensor(array: Floats) -> torch.Tensor:
             return torch.as_tensor(array, dtype=alpha.dtype, device=alpha.device)
 
         difference = (alpha * tensor(self.scale_))[..., None, :] - tensor(self.points_)
         kernel = torch.exp(-0.5 * (difference**2).sum(-1) / self.length_**2)
         return self.base_.value(alpha) * (1 + kernel @ tensor(self.dual_))
 
-    def _kernel(self, alpha: Array) -> Array:
+    def _kernel(self, alpha: Floats) -> Floats:
         distance = _squared_distance(alpha * self.scale_, self.points_)
         return np.asarray(np.exp(-0.5 * distance / self.length_**2), np.float64)
 
 
-def _squared_distance(a: Array, b: Array) -> Array:
+def _squared_distance(a: Floats, b: Floats) -> Floats:
     difference = a[:, None, :] - b[None, :, :]
     return np.einsum("ijk,ijk->ij", difference, difference)

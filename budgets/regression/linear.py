@@ -10,8 +10,9 @@ from scipy.optimize import nnls
 
 from budgets.features import FeatureMap
 from budgets.quadratic import Quadratic
-from budgets.regression.base import Array, CostRegressor
+from budgets.regression.base import CostRegressor
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["BilinearRidge", "LinearRegressor", "PerOperationAdditive", "PhysicsNNLS", "TopologyQuadratic"]
 
@@ -26,10 +27,10 @@ class LinearRegressor(CostRegressor):
     _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_")
 
     features_: FeatureMap
-    coef_: Array
+    coef_: Floats
     quadratic_: Quadratic
 
-    def _fit(self, alpha: Array, y: Array) -> None:
+    def _fit(self, alpha: Floats, y: Floats) -> None:
         self.features_ = self._map(alpha.shape[1])
         self.coef_ = self._solve(self.features_(alpha) / y[:, None])
         self._restore()
@@ -37,17 +38,17 @@ class LinearRegressor(CostRegressor):
     def _map(self, size: int) -> FeatureMap:
         return FeatureMap.monomials(size, ()) if self.features is None else self.features
 
-    def _solve(self, design: Array) -> Array:
+    def _solve(self, design: Floats) -> Floats:
         """Coefficients (d,) with ``design`` (n, d) @ coefficients near 1: rows are phi / y, so errors are relative."""
         raise NotImplementedError
 
     def _restore(self) -> None:
         self.quadratic_ = self.features_.combine(self.coef_)
 
-    def _predict(self, alpha: Array) -> Array:
+    def _predict(self, alpha: Floats) -> Floats:
         return self.quadratic_(alpha)
 
-    def _gradient(self, alpha: Array) -> Array:
+    def _gradient(self, alpha: Floats) -> Floats:
         return self.quadratic_.gradient(alpha)
 
     def _value(self, alpha: torch.Tensor) -> torch.Tensor:
@@ -69,7 +70,7 @@ class PhysicsNNLS(LinearRegressor):
 
     monotone: ClassVar[bool] = True
 
-    def _solve(self, design: Array) -> Array:
+    def _solve(self, design: Floats) -> Floats:
         return _nnls(design, np.ones(len(design)))
 
 
@@ -90,7 +91,7 @@ class PerOperationAdditive(LinearRegressor):
 
     penalty_: float
 
-    def _fit(self, alpha: Array, y: Array) -> None:
+    def _fit(self, alpha: Floats, y: Floats) -> None:
         self.features_ = self._map(alpha.shape[1])
         design = self.features_(alpha) / y[:, None]
         _, index, share = self.features_.aggregate()
@@ -117,7 +118,7 @@ class TopologyQuadratic(LinearRegressor):
             return FeatureMap.monomials(size, ((i, j) for i in range(size) for j in range(i, size)))
         return FeatureMap.monomials(size, self.features.pairs())
 
-    def _solve(self, design: Array) -> Array:
+    def _solve(self, design: Floats) -> Floats:
         coefficients, self.penalty_ = _ridge(design)
         return coefficients
 
@@ -138,7 +139,7 @@ class BilinearRidge(TopologyQuadratic):
         return FeatureMap.monomials(size, pairs, sorted(alone))
 
 
-def _nnls(design: Array, target: Array) -> Array:
+def _nnls(design: Floats, target: Floats) -> Floats:
     """Non-negative least squares with unit columns: the active-set test must not depend on the features' scale."""
     norm = np.linalg.norm(design, axis=0)
     norm[norm == 0] = 1.0
@@ -149,7 +150,7 @@ def _nnls(design: Array, target: Array) -> Array:
     return np.asarray(solution / norm, np.float64)
 
 
-def _shrink(design: Array, prior: Array) -> tuple[Array, float]:
+def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
     """``argmin_{w >= 0} |design w - 1|^2 + lambda |w / prior - 1|^2`` with lambda by leave-one-out; w = 0 where prior =
     0.
 
@@ -160,7 +161,7 @@ def _shrink(design: Array, prior: Array) -> tuple[Array, float]:
     used = prior > 0
     scaled = design[:, used] * prior[used]
     n, d = scaled.shape
-    best: tuple[float, float, Array] | None = None
+    best: tuple[float, float, Floats] | None = None
     for penalty in _PENALTIES:
         root = np.sqrt(penalty)
         u = _nnls(np.vstack([scaled, root * np.eye(d)]), np.r_[np.ones(n), np.full(d, root)])
@@ -177,7 +178,7 @@ def _shrink(design: Array, prior: Array) -> tuple[Array, float]:
     return coefficients, best[1]
 
 
-def _ridge(design: Array) -> tuple[Array, float]:
+def _ridge(design: Floats) -> tuple[Floats, float]:
     """``argmin |design w - 1|^2 + lambda |w[1:]|^2 s^2`` with lambda by leave-one-out; column 0 is the free constant.
 
     There may be thousands of monomials and a few dozen rows, so solve in the rows (the kernel trick): project the
@@ -193,7 +194,7 @@ def _ridge(design: Array) -> tuple[Array, float]:
     eigenvalues = np.maximum(eigenvalues, 0.0)
     scale = max(float(eigenvalues.mean()), np.finfo(float).tiny)
     rotated = vectors.T @ r
-    best: tuple[float, float, Array] | None = None
+    best: tuple[float, float, Floats] | None = None
     for penalty in _PENALTIES:
         shrink = eigenvalues / (eigenvalues + penalty * scale)
         residual = r - vectors @ (shrink * rotated)
