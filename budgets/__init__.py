@@ -1,8 +1,8 @@
-"""Budgets and costs: F(alpha), counted or learnt from measurements, with exact gradients and honest bounds.
+"""Budgets and costs: cost as a function of the keep ratios, counted or fitted to measurements.
 
-    model = budgets.fit(profile, groups)         # a profile table -> the best of several cost models, calibrated
+    model = budgets.fit(profile, groups)         # compares several estimators and calibrates a bound
     model.value(alpha), model.gradient(alpha), model.upper(alpha, 0.9), model.predict(configurations)
-    model.save("latency.json"); budgets.load_cost_model("latency.json", groups, target="onnxruntime/cpu")
+    model.save("latency.json"); budgets.load_cost_model("latency.json", groups, target="onnxruntime/cpu fp32 x1")
 
 Names are loaded when first used: naming a budget does not import scikit-learn.
 """

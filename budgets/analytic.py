@@ -1,4 +1,4 @@
-"""Costs that are counted, not measured: FLOPs, parameters, peak activation memory. Exact, from the channel groups.
+"""Counted costs: FLOPs, parameters and peak activation memory, exact, from the channel groups.
 
 A convolution with C_out x C_in weights of k x k on an oh x ow output costs 2 k k oh ow C_out C_in. Both channel counts
 are affine in the keep ratios, so it adds to A where both sides belong to groups, to B where one side is fixed (image
@@ -29,29 +29,40 @@ __all__ = ["AnalyticCost", "PeakCost", "activation_memory", "flops", "params", "
 
 
 def flops(groups: ChannelGroups, convention: str = "counted") -> AnalyticCost:
-    """FLOPs of one forward pass on the example input.
+    """Return the FLOPs of one forward pass on the example input.
 
-    ``convention="counted"`` is that of ``torch.utils.flop_counter``: 2 per multiply-add of convolutions, linear layers
-    and matrix products (attention by its two products). ``"paper"`` is that of DSA's tables: 2 per multiply-add,
-    convolutions only.
+    >>> import torch, dsa_hw
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1, bias=False), torch.nn.Conv2d(8, 4, 1, bias=False))
+    >>> cost = flops(dsa_hw.find_groups(net, (torch.zeros(1, 3, 10, 10),)))
+    >>> cost.dense, float(cost([0.5]))
+    (11200.0, 5600.0)
+
+    Args:
+        groups: Channel groups of the network.
+        convention: ``"counted"`` as in ``torch.utils.flop_counter``: 2 per multiply-add of convolutions, linear layers
+            and matrix products (attention by its two products). ``"paper"`` as in DSA's tables: 2 per multiply-add,
+            convolutions only.
+
+    Raises:
+        BudgetError: The convention is unknown.
     """
     if convention not in ("counted", "paper"):
-        raise BudgetError(f"FLOPs convention {convention!r} is unknown: choose 'counted' or 'paper'")
+        raise BudgetError(f"Unknown FLOPs convention {convention!r}. Available conventions: counted, paper.")
     terms = [t for o in groups.operations if convention == "counted" or o.kind.startswith("conv") for t in o.flops]
     return AnalyticCost("flops", "FLOP", groups.names, groups.sizes, *quadratics(terms, groups.sizes))
 
 
 def params(groups: ChannelGroups) -> AnalyticCost:
-    """Number of parameters; tied weights count once, buffers do not."""
+    """Return the number of parameters; tied weights count once, buffers do not count."""
     return AnalyticCost("params", "1", groups.names, groups.sizes, *quadratics(groups.counted.parameters, groups.sizes))
 
 
 def activation_memory(groups: ChannelGroups) -> PeakCost:
-    """Peak bytes of live activations, if each is freed after its last use and views and in-place operations cost
-    nothing.
+    """Return the peak bytes of live activations.
 
-    The network's inputs count while they are needed, its own weights do not. One affine form per step of the
-    execution; the peak is their maximum, and its gradient is that of the step that attains it.
+    Each activation is freed after its last use; views and in-place operations take no memory. The network's inputs
+    count while they are needed, weights do not. There is one affine form per step of the execution; the peak is their
+    maximum, and its gradient is that of the step that attains it.
     """
     live, storage = groups.counted.liveness
     steps = np.zeros((len(live), len(groups) + 1))
@@ -62,7 +73,7 @@ def activation_memory(groups: ChannelGroups) -> PeakCost:
 
 
 def quadratics(terms: Iterable[Term], sizes: Ints) -> tuple[Quadratic, Quadratic]:
-    """The sum of ``terms`` over keep ratios, and the same over widths, whose coefficients are integers."""
+    """Return the sum of ``terms`` as a function of keep ratios, and of widths, where its coefficients are integers."""
     k = len(sizes)
     A, B, c = np.zeros((k, k)), np.zeros(k), 0.0  # noqa: N806
     for term in terms:
@@ -82,7 +93,7 @@ def quadratics(terms: Iterable[Term], sizes: Ints) -> tuple[Quadratic, Quadratic
 
 
 def _undominated(steps: Floats) -> Floats:
-    """Rows that can be the maximum for some alpha >= 0: those not below another one in every entry."""
+    """Return the rows that can be the maximum for some alpha >= 0: those not below another one in every entry."""
     steps = np.unique(steps, axis=0)
     keep = [
         i for i, row in enumerate(steps) if not any((row <= other).all() for j, other in enumerate(steps) if j != i)
@@ -92,7 +103,7 @@ def _undominated(steps: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """What all analytic costs share: the groups they speak of, and tables in and out."""
+    """Common part of the counted costs: names and sizes of the groups, and tables in and out."""
 
     name: str
     unit: str
@@ -100,26 +111,26 @@ class _Counted:
     sizes: Ints
 
     def predict(self, configurations: pd.DataFrame) -> pd.Series:
-        """Exact cost of each configuration; columns are group names, values integer widths."""
+        """Return the exact cost of each configuration; columns are group names, values integer widths."""
         missing = [name for name in self.names if name not in configurations.columns]
         if missing:
             raise WidthError(
-                f"the table has no column {missing[0]!r}: it needs one for each of the {len(self.names)} channel groups"
+                f"The table needs a column for each of the {len(self.names)} channel groups; it has no {missing[0]!r}."
             )
         widths = configurations.loc[:, list(self.names)].to_numpy(np.float64)
         return pd.Series(self._at_widths(widths), index=configurations.index, name=self.name)
 
     def upper(self, alpha: ArrayLike, confidence: float = 0.9) -> Floats:
-        """The value itself: it is counted, so it is its own bound at any confidence."""
+        """Return the value itself, which is exact at any confidence."""
         return self(alpha)
 
     @property
     def dense(self) -> float:
-        """Cost of the whole network."""
+        """Cost of the dense network."""
         return float(self._at_widths(self.sizes.astype(np.float64)[None])[0])
 
     def __call__(self, alpha: ArrayLike) -> Floats:
-        """Value at keep ratios (..., K), shape (...)."""
+        """Return the value at keep ratios (..., K), shape (...)."""
         raise NotImplementedError
 
     def _at_widths(self, widths: Floats) -> Floats:
@@ -128,21 +139,21 @@ class _Counted:
 
 @dataclass(frozen=True, eq=False)
 class AnalyticCost(_Counted):
-    """F(alpha) = alpha' A alpha + B' alpha + c."""
+    """Quadratic cost F(alpha) = alpha' A alpha + B' alpha + c."""
 
     quadratic: Quadratic = field(repr=False)
     _per_width: Quadratic = field(repr=False)
 
     def __call__(self, alpha: ArrayLike) -> Floats:
-        """Value at keep ratios (..., K), shape (...)."""
+        """Return the value at keep ratios (..., K), shape (...)."""
         return self.quadratic(alpha)
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """Differentiable value at keep ratios (..., K), shape (...)."""
+        """Return the differentiable value at keep ratios (..., K), shape (...)."""
         return self.quadratic.value(alpha)
 
     def gradient(self, alpha: ArrayLike) -> Floats:
-        """dF/dalpha = 2 A alpha + B at keep ratios (..., K), shape (..., K)."""
+        """Return dF/dalpha = 2 A alpha + B at keep ratios (..., K), shape (..., K)."""
         return self.quadratic.gradient(alpha)
 
     def _at_widths(self, widths: Floats) -> Floats:
@@ -151,21 +162,24 @@ class AnalyticCost(_Counted):
 
 @dataclass(frozen=True, eq=False)
 class PeakCost(_Counted):
-    """F(alpha) = max over steps of (s_0 + s' alpha); ``steps`` is (T, 1 + K)."""
+    """Maximum of affine forms, F(alpha) = max over steps of (s_0 + s' alpha); ``steps`` is (T, 1 + K)."""
 
     steps: Floats = field(repr=False)
 
     def __call__(self, alpha: ArrayLike) -> Floats:
-        """Value at keep ratios (..., K), shape (...)."""
+        """Return the value at keep ratios (..., K), shape (...)."""
         return self._all(alpha).max(-1)
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """Differentiable value at keep ratios (..., K), shape (...); the gradient is that of one maximal step."""
+        """Return the differentiable value at keep ratios (..., K), shape (...).
+
+        The gradient is that of one maximal step.
+        """
         steps = torch.as_tensor(self.steps, dtype=alpha.dtype, device=alpha.device)
         return (steps[:, 0] + alpha @ steps[:, 1:].T).max(-1).values
 
     def gradient(self, alpha: ArrayLike) -> Floats:
-        """Gradient of the step that attains the peak (the first of equals), shape (..., K)."""
+        """Return the gradient of the step that attains the peak (the first of equals), shape (..., K)."""
         return self.steps[self._all(alpha).argmax(-1), 1:]
 
     def _all(self, alpha: ArrayLike) -> Floats:

@@ -1,15 +1,14 @@
-"""Estimated energy: joules from counted work and published energies per operation, for hardware that is not at hand.
+"""Estimated energy: joules from counted work and published energies per operation, without a measurement.
 
     E(alpha) = e_mac * MACs(alpha) + e_weights * weight bytes(alpha) + e_activations * activation bytes(alpha)
 
-e_weights is the energy of one byte on its way through the memories: weights come from DRAM, through a large buffer and
-a small one, once per inference; activations live in the large buffer and pass the small one each time they are read or
-written. An operation that maps one tensor to another of the same size without multiply-adds (normalisation, activation)
-works on the way and moves nothing. MACs, bytes of weights and bytes of activations are polynomials in the keep ratios,
-so E is one too, with an exact gradient.
+Weights are read once per inference from DRAM, through a large and a small buffer; activations stay in the large buffer
+and pass the small one each time they are read or written. An operation that maps one tensor to another of the same size
+without multiply-adds (normalisation, activation) is taken as fused and moves nothing. MACs and bytes are polynomials in
+the keep ratios, so E is one too, with an exact gradient.
 
-This is an estimate: it leaves out leakage, control, and whatever a real chip does differently. It ranks networks and
-shows where the energy goes; it does not say what a battery will see. Its name says so everywhere.
+The estimate leaves out leakage, control and whatever a real chip does differently. It ranks networks and shows where
+the energy goes; it does not predict what a battery delivers. Budgets and costs are called "estimated energy".
 """
 
 from __future__ import annotations
@@ -32,21 +31,26 @@ __all__ = ["EstimatedEnergy", "estimated_energy"]
 
 @dataclass(frozen=True, eq=False)
 class EstimatedEnergy(AnalyticCost):
-    """F(alpha) in joules, estimated; see the module."""
+    """Estimated energy of one inference in joules, as a function of the keep ratios; see the module."""
 
     technology: Technology = field(kw_only=True)
 
     @property
     def estimated(self) -> str:
-        """Whose word it is."""
+        """What the values are estimated by."""
         return f"estimated by the analytic model with {self.technology.name} figures ({self.technology.source})"
 
     def _at_widths(self, widths: Floats) -> Floats:
-        return np.asarray(self._per_width(widths), np.float64)  # joules are no whole numbers
+        return np.asarray(self._per_width(widths), np.float64)
 
 
 def estimated_energy(groups: Groups, given: str | Path | Mapping[str, Any] | Technology = "45nm") -> EstimatedEnergy:
-    """Estimated joules of one inference on the example input."""
+    """Return the estimated energy of one inference on the example input.
+
+    Args:
+        groups: Channel groups of the network.
+        given: A name such as ``"45nm"`` or ``"7nm-int8"``, or your own; see ``budgets.technologies.technology``.
+    """
     chosen = technology(given)
     sizes = np.asarray(groups.sizes, np.int64)
     terms = [term for operation in groups.operations for term in _terms(operation, chosen)]
@@ -56,18 +60,18 @@ def estimated_energy(groups: Groups, given: str | Path | Mapping[str, Any] | Tec
 
 
 def _terms(operation: Operation, chosen: Technology) -> Iterator[Term]:
-    """The energy of one operation: multiply-adds, weights read, activations read and written."""
+    """Yield the energy of one operation: multiply-adds, weights read, activations read and written."""
     for term in operation.flops:
         yield Term(chosen.joules_per_mac / 2 * term.scale, term.factors)  # two FLOPs are one multiply-add
     for term in operation.weights:
-        yield Term(chosen.along("weights") * term.scale, term.factors)
-    if not operation.view and not _on_the_way(operation):
+        yield Term(chosen.joules_per_number("weights") * term.scale, term.factors)
+    if not operation.view and not _is_fused(operation):
         for count in (*operation.inputs, operation.output):
-            yield Term(chosen.along("activations"), (count,))
+            yield Term(chosen.joules_per_number("activations"), (count,))
 
 
-def _on_the_way(operation: Operation) -> bool:
-    """Whether the operation maps one tensor to one of the same size without multiply-adds."""
+def _is_fused(operation: Operation) -> bool:
+    """Whether the operation maps one tensor to one of the same size without multiply-adds, so that it is fused."""
     if operation.flops or len(operation.inputs) != 1:
         return False
     (source,), output = operation.inputs, operation.output

@@ -1,9 +1,9 @@
-"""Devices that compute whole blocks of channels: a partial block costs as much as a full one.
+"""Effective widths on devices that compute whole blocks of channels.
 
-With blocks of b, a group of C channels at width w costs like ceil(w / b) b channels. On widths that are multiples of b
-nothing changes; what remains is that less than one block costs one block, and that the last, partial block of a group
-whose size is no multiple of b is paid in full (24 channels cost like 32 where b = 16). In between, the effective width
-is interpolated, so that a cost stays continuous, monotone, and differentiable almost everywhere:
+With blocks of b, a group of C channels at width w costs like ceil(w / b) b channels. At multiples of b nothing changes.
+Less than one block costs one block, and the last, partial block of a group whose size is not a multiple of b costs a
+full one (24 channels cost like 32 where b = 16). In between, the effective width is interpolated, so that a cost stays
+continuous, monotone, and differentiable almost everywhere:
 
     e(w) = max(w, b) + max(0, w - floor(C / b) b) (ceil(C / b) b - C) / (C - floor(C / b) b)
 """
@@ -31,21 +31,23 @@ class Blocks:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Check block and sizes."""
         if self.block < 1 or min(self.sizes, default=0) < 1:
-            raise ProfileError(f"blocks of {self.block} channels in groups of {self.sizes}: both must be at least 1")
+            raise ProfileError(
+                f"Blocks and groups must have at least 1 channel; got blocks of {self.block} in groups of {self.sizes}."
+            )
 
     def __copy__(self) -> Blocks:
-        """Immutable: a copy is the same object."""
+        """Return the object itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: object) -> Blocks:
-        """Immutable: a copy is the same object."""
+        """Return the object itself, which is immutable."""
         return self
 
     @cached_property
     def _parts(self) -> tuple[Floats, Floats, Floats]:
-        """Least effective ratio, ratio where the last partial block begins, and its extra slope; each (K,)."""
+        """Least effective ratio, ratio at which the last partial block begins, and its extra slope; each (K,)."""
         sizes = np.array(self.sizes, np.float64)
         full = np.floor(sizes / self.block) * self.block
         partial = (full > 0) & (full < sizes)
@@ -53,18 +55,18 @@ class Blocks:
         return self.block / sizes, full / sizes, extra
 
     def __call__(self, alpha: ArrayLike) -> Floats:
-        """Effective keep ratios of (..., K), shape (..., K)."""
+        """Return the effective keep ratios of keep ratios (..., K), shape (..., K)."""
         x = np.asarray(alpha, np.float64)
         least, begin, extra = self._parts
         return np.maximum(x, least) + np.maximum(x - begin, 0.0) * extra
 
     def slope(self, alpha: ArrayLike) -> Floats:
-        """Derivative of each effective keep ratio by its own, (..., K); at a corner, that of the upper side."""
+        """Return the derivative of each effective keep ratio, (..., K); at a corner, that of the upper side."""
         x = np.asarray(alpha, np.float64)
         least, begin, extra = self._parts
         return (x >= least) + (x >= begin) * extra
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """The same in torch."""
+        """Return the effective keep ratios of a tensor (..., K), differentiable."""
         least, begin, extra = (torch.as_tensor(p, dtype=alpha.dtype, device=alpha.device) for p in self._parts)
         return torch.where(alpha >= least, alpha, least) + torch.where(alpha >= begin, alpha - begin, 0.0) * extra

@@ -36,11 +36,17 @@ def dense_value(terms: Iterable[Term]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class FeatureMap:
-    """phi: (..., K) keep ratios -> (..., d) features, as a list of T products of two affine forms.
+    """Map of keep ratios (..., K) to features phi (..., d): T products of two affine forms.
 
-    ``owner`` (T,) is the feature that a term belongs to; ``left``, ``right`` (T, K) with ``left0``, ``right0`` (T,) are
-    its two factors, the scale and the division by the dense value being folded into the left one. ``dense`` (d,) is
-    that value in FLOPs or bytes and ``classes`` the class of work of each feature. Immutable, so copies share.
+    Attributes:
+        names: Of the d features.
+        classes: The class of work of each feature.
+        dense: (d,) value of each feature at alpha = 1, in FLOPs or bytes.
+        owner: (T,) feature that a term belongs to, ascending.
+        left0: (T,) constant of the left factor; scale and division by the dense value are part of the left factor.
+        left: (T, K) coefficients of the left factor.
+        right0: (T,) constant of the right factor.
+        right: (T, K) coefficients of the right factor.
     """
 
     names: tuple[str, ...]
@@ -56,9 +62,15 @@ class FeatureMap:
     def from_terms(
         cls, terms: Mapping[str, Sequence[Term]], size: int, classes: Mapping[str, str] | None = None
     ) -> FeatureMap:
-        """Build from the terms of each feature; features that are zero at alpha = 1 are dropped.
+        """Build a map from the terms of each feature; features that are zero at alpha = 1 are dropped.
 
-        ``classes`` names the class of a feature where that is not the feature itself.
+        Args:
+            terms: Feature -> its terms.
+            size: Number of channel groups K.
+            classes: Feature -> its class, where that is not the feature itself.
+
+        Raises:
+            ProfileError: A term is negative, or has more than two factors.
         """
         names: list[str] = []
         totals: list[float] = []
@@ -72,9 +84,7 @@ class FeatureMap:
             for term in work:
                 row = _factors(term, size, dense)
                 if (row[0] < 0 or row[2] < 0) or (row[1] < 0).any() or (row[3] < 0).any():
-                    raise ProfileError(
-                        f"feature {name!r} has a negative size: costs are sums of sizes, which cannot be negative"
-                    )
+                    raise ProfileError(f"Feature {name!r} has a negative size; sizes must be at least 0.")
                 # Terms with the same right factor are one term; most activation traffic collapses to a single row.
                 key = (row[2], row[3].tobytes())
                 if key in merged:
@@ -90,7 +100,7 @@ class FeatureMap:
 
     @classmethod
     def monomials(cls, size: int, pairs: Iterable[tuple[int, int]], linear: Iterable[int] | None = None) -> FeatureMap:
-        """``1``, ``alpha_i`` for i in ``linear`` (default: all), ``alpha_i alpha_j`` for (i, j) in ``pairs``."""
+        """Build ``1``, ``alpha_i`` for i in ``linear`` (default: all), ``alpha_i alpha_j`` for (i, j) in ``pairs``."""
         eye = np.eye(size)
         ones, zeros = Count(1.0, np.zeros(size)), 0.0
         singles = range(size) if linear is None else linear
@@ -109,21 +119,21 @@ class FeatureMap:
         return int(self.left.shape[1])
 
     def __copy__(self) -> FeatureMap:
-        """Immutable: a copy is the same object."""
+        """Return the object itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: object) -> FeatureMap:
-        """Immutable: scikit-learn's ``clone`` shares it instead of copying the network."""
+        """Return the object itself, so that scikit-learn's ``clone`` does not copy it."""
         return self
 
     def __call__(self, alpha: ArrayLike) -> Floats:
-        """phi at keep ratios (..., K), shape (..., d)."""
+        """Return phi at keep ratios (..., K), shape (..., d)."""
         x = np.asarray(alpha, np.float64)
         products = (x @ self.left.T + self.left0) * (x @ self.right.T + self.right0)
         return self._sum(products, -1)
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """phi at keep ratios (..., K), differentiable, shape (..., d)."""
+        """Return phi at keep ratios (..., K), differentiable, shape (..., d)."""
 
         def tensor(array: Floats) -> torch.Tensor:
             return torch.as_tensor(array, dtype=alpha.dtype, device=alpha.device)
@@ -135,14 +145,14 @@ class FeatureMap:
         return result.index_add(-1, torch.as_tensor(self.owner, device=alpha.device), products)
 
     def jacobian(self, alpha: ArrayLike) -> Floats:
-        """dphi/dalpha at keep ratios (..., K), shape (..., d, K): product rule, term by term."""
+        """Return dphi/dalpha at keep ratios (..., K), shape (..., d, K), by the product rule."""
         x = np.asarray(alpha, np.float64)
         u, v = x @ self.left.T + self.left0, x @ self.right.T + self.right0
         rows = u[..., :, None] * self.right + v[..., :, None] * self.left
         return self._sum(rows, -2)
 
     def combine(self, coefficients: ArrayLike) -> Quadratic:
-        """``coefficients @ phi`` as one quadratic form; ``coefficients`` (d,)."""
+        """Return ``coefficients @ phi`` as one quadratic form; ``coefficients`` (d,)."""
         w = np.asarray(coefficients, np.float64)[self.owner]
         half = (w[:, None] * self.left).T @ self.right
         linear = (w * self.left0) @ self.right + (w * self.right0) @ self.left
@@ -157,26 +167,26 @@ class FeatureMap:
         return np.searchsorted(self.owner, np.arange(len(self.names)))
 
     def aggregate(self) -> tuple[tuple[str, ...], NDArray[np.intp], Floats]:
-        """Classes: their names (m,), the class of each feature (d,), and its share of that class at alpha = 1 (d,)."""
+        """Return the m classes, the class of each feature (d,), and its share of that class at alpha = 1 (d,)."""
         names = tuple(dict.fromkeys(self.classes))
         index = np.array([names.index(name) for name in self.classes])
         return names, index, self.dense / np.bincount(index, self.dense)[index]
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Groups (i <= j) that meet in a product, i.e. in one operation: the sparsity pattern of the paper's F_A."""
+        """Return the groups (i <= j) that meet in a product: the sparsity pattern of the paper's F_A."""
         met = (np.abs(self.left).T @ np.abs(self.right)) > 0
         i, j = np.nonzero(np.triu(met | met.T))
         return tuple(zip(i.tolist(), j.tolist(), strict=True))
 
     def same(self, other: FeatureMap) -> bool:
-        """Equal in every number."""
+        """Whether both maps are equal in every number."""
         return self.names == other.names and all(
             np.array_equal(getattr(self, name), getattr(other, name))
             for name in ("dense", "owner", "left0", "left", "right0", "right")
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready description; factors are sparse (group -> coefficient)."""
+        """Return plain data for JSON; factors are sparse (group -> coefficient)."""
         terms = [
             {"feature": int(owner), "left": _sparse(l0, row), "right": _sparse(r0, col)}
             for owner, l0, row, r0, col in zip(self.owner, self.left0, self.left, self.right0, self.right, strict=True)
@@ -191,7 +201,7 @@ class FeatureMap:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> FeatureMap:
-        """Inverse of ``to_dict``; every number comes back bit for bit."""
+        """Read what `to_dict` wrote; every number is equal bit for bit."""
         size, terms = int(state["groups"]), state["terms"]
         left0, left = _unsparse([term["left"] for term in terms], size)
         right0, right = _unsparse([term["right"] for term in terms], size)
@@ -201,11 +211,12 @@ class FeatureMap:
 
 
 def _factors(term: Term, size: int, dense: float) -> tuple[float, Floats, float, Floats]:
-    """The two affine factors of a term, with scale / dense folded into the left one; the richer factor goes left."""
+    """Return the two affine factors of a term.
+
+    ``scale / dense`` is part of the left one; of a constant and another factor, the constant one is the right one.
+    """
     if len(term.factors) > 2:
-        raise ProfileError(
-            f"a term with {len(term.factors)} factors is not quadratic; dsa_hw.channels.counts promises at most two"
-        )
+        raise ProfileError(f"A term must have at most two factors to be quadratic; got {len(term.factors)}.")
     scale = term.scale / dense
     one = Count(1.0, np.zeros(size))
     first, second = (*term.factors, one, one)[:2]

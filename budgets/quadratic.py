@@ -1,9 +1,9 @@
-"""A cost that is quadratic in the keep ratios, once and for all: value, gradient, torch.
+"""Quadratic cost of the keep ratios: value, gradient, torch.
 
     F(alpha) = alpha' A alpha + B' alpha + c,        dF/dalpha = 2 A alpha + B      (A symmetric)
 
-FLOPs, parameters and every linear model on the physics features have this form, so fitting ends with one (K, K) matrix
-and evaluating costs one matrix-vector product however many operations the network has.
+FLOPs, parameters and every linear model on the physics features have this form. A fit ends with one (K, K) matrix, and
+an evaluation takes one matrix-vector product however many operations the network has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ __all__ = ["Quadratic"]
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """``alpha' A alpha + B' alpha + c``: ``A`` (K, K) symmetric, ``B`` (K,), ``c`` a number, all in the cost's unit."""
+    """Quadratic form ``alpha' A alpha + B' alpha + c``.
+
+    Attributes:
+        A: (K, K), symmetric, in the unit of the cost.
+        B: (K,).
+        c: A number.
+    """
 
     A: Floats
     B: Floats
@@ -32,21 +38,21 @@ class Quadratic:
     )
 
     def __call__(self, alpha: ArrayLike) -> Floats:
-        """Value at keep ratios (..., K), shape (...)."""
+        """Return the value at keep ratios (..., K), shape (...)."""
         x = np.asarray(alpha, np.float64)
         return np.einsum("...k,...k->...", x @ self.A + self.B, x) + self.c
 
     def gradient(self, alpha: ArrayLike) -> Floats:
-        """Exact gradient at keep ratios (..., K), shape (..., K)."""
+        """Return the exact gradient at keep ratios (..., K), shape (..., K)."""
         return np.asarray(alpha, np.float64) @ self._twice + self.B
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """Differentiable value at keep ratios (..., K), shape (...)."""
+        """Return the differentiable value at keep ratios (..., K), shape (...)."""
         A, B = self.tensors(alpha.dtype, alpha.device)  # noqa: N806
         return ((alpha @ A + B) * alpha).sum(-1) + self.c
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """``A`` and ``B`` as tensors, converted once for each dtype and device."""
+        """Return ``A`` and ``B`` as tensors, converted once for each dtype and device."""
         key = (dtype, device)
         if key not in self._torch:
             self._torch[key] = (
@@ -58,8 +64,3 @@ class Quadratic:
     @cached_property
     def _twice(self) -> Floats:
         return 2.0 * self.A
-
-    @property
-    def monotone(self) -> bool:
-        """Every coefficient of ``A`` and ``B`` is non-negative, so F cannot fall when a keep ratio in [0, 1] grows."""
-        return bool((self.A >= 0).all() and (self.B >= 0).all())

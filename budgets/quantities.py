@@ -1,4 +1,4 @@
-"""Read a budget as a person writes it: ``"5ms"``, ``"60%"``, ``"1.2G"``, ``5 * ms`` or a pint quantity.
+"""Parse quantities as a user writes them: ``"5ms"``, ``"60%"``, ``"1.2G"``, ``5 * ms`` or a pint quantity.
 
 Nothing is guessed. A bare number has no unit, ``"5MS"`` is not milliseconds, ``"64M"`` could be megabytes or mebibytes:
 each is refused with the spelling that would have been accepted.
@@ -21,6 +21,7 @@ _NUMBER: Final = re.compile(
 # Where the dimension is already known to be a count, a prefix alone is unambiguous ("1.2G", "2M").
 _PREFIXES: Final = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _PINT_BASE: Final = {"time": "second", "energy": "joule", "memory": "byte"}
+_NAMES: Final = {"time": "time", "energy": "energy", "memory": "memory", "flops": "FLOPs", "params": "parameters"}
 _EXAMPLES: Final = {
     "time": ("5ms", "800us", "60%"),
     "energy": ("40mJ", "1.5J", "60%"),
@@ -31,27 +32,35 @@ _EXAMPLES: Final = {
 
 
 def parse(text: object, dimension: str, who: str = "parse") -> Quantity:
-    """Read ``text`` as a positive quantity of ``dimension``, or as a fraction of the dense network.
+    """Parse a positive quantity of ``dimension``, or a share of the dense network.
+
+    >>> parse("5ms", "time")
+    Quantity(magnitude=0.005, dimension='time')
+    >>> parse("60%", "time")
+    Quantity(magnitude=0.6, dimension='fraction')
 
     Args:
-        text: a string, a ``dsa_hw.units.Quantity`` or a pint quantity.
+        text: A string, a ``dsa_hw.units.Quantity`` or a pint quantity.
         dimension: ``"time"``, ``"energy"``, ``"memory"``, ``"flops"`` or ``"params"``.
-        who: name to repeat in the message, e.g. ``"LatencyBudget"``.
+        who: Name for the error message, e.g. ``"LatencyBudget"``.
 
     Returns:
         A quantity in base units, of ``dimension`` or of dimension ``"fraction"`` (0 < fraction <= 1).
+
+    Raises:
+        BudgetError: The text is not such a quantity; the message has a spelling that is accepted.
     """
     quantity = _read(text, dimension, who)
     asked = f"{who}({_shown(text)})"
     if math.isnan(quantity.magnitude) or math.isinf(quantity.magnitude):
-        raise BudgetError(f"{asked}: a budget is a finite number; {_say(who, dimension)}")
+        raise BudgetError(f"{asked}: the budget must be finite. {_remedy(who, dimension)}")
     if quantity.magnitude <= 0:
         kind = "zero" if quantity.magnitude == 0 else "negative"
-        raise BudgetError(f"{asked}: the budget is {kind}; it must be more than 0; {_say(who, dimension)}")
+        raise BudgetError(f"{asked}: the budget must be more than 0, but it is {kind}. {_remedy(who, dimension)}")
     if quantity.dimension == "fraction" and quantity.magnitude > 1:
         raise BudgetError(
             f"{asked}: {format_magnitude(quantity.magnitude, 'fraction')} is above the dense network, so there is "
-            f"nothing to prune; ask for at most 100%, for example {who}('60%')"
+            f"nothing to prune. Use at most 100%, e.g. {who}('60%')."
         )
     return quantity
 
@@ -64,30 +73,29 @@ def _read(text: object, dimension: str, who: str) -> Quantity:
     if hasattr(text, "magnitude") and hasattr(text, "dimensionality") and hasattr(text, "to"):
         return _read_pint(text, dimension, who)
     if isinstance(text, (int, float)) or hasattr(text, "__float__"):
-        raise BudgetError(f"{who}({_shown(text)}): a bare number has no unit; {_say(who, dimension, text)}")
-    raise BudgetError(f"{who}({_shown(text)}): a {type(text).__name__} is not a quantity; {_say(who, dimension)}")
+        raise BudgetError(f"{who}({_shown(text)}): a bare number has no unit. {_remedy(who, dimension, text)}")
+    raise BudgetError(f"{who}({_shown(text)}): a {type(text).__name__} is not a quantity. {_remedy(who, dimension)}")
 
 
 def _read_string(text: str, dimension: str, who: str) -> Quantity:
     match = _NUMBER.match(text)
     if match is None:
-        raise BudgetError(f"{who}({text!r}): this does not start with a number; {_say(who, dimension)}")
+        raise BudgetError(f"{who}({text!r}): it does not start with a number. {_remedy(who, dimension)}")
     number, symbol = float(match[1].replace("_", "")), match[2]
     if not symbol:
-        raise BudgetError(f"{who}({text!r}): a bare number has no unit; {_say(who, dimension, number)}")
+        raise BudgetError(f"{who}({text!r}): a bare number has no unit. {_remedy(who, dimension, number)}")
     if dimension in ("flops", "params") and symbol in _PREFIXES:
         return Quantity(number * _PREFIXES[symbol], dimension)
     unit = UNITS.get(symbol)
     if unit is None:
-        raise BudgetError(
-            f"{who}({text!r}): unknown unit {symbol!r}{_nearest(match[1], symbol, dimension)}; {_say(who, dimension)}"
-        )
+        near = _nearest(match[1], symbol, dimension)
+        raise BudgetError(f"{who}({text!r}): unknown unit {symbol!r}{near}. {_remedy(who, dimension)}")
     return _same_dimension(Quantity(number * unit.factor, unit.dimension), dimension, who, text)
 
 
 def _read_pint(value: Any, dimension: str, who: str) -> Quantity:
     unit = str(value.units)
-    # pint calls bytes and percent dimensionless; what they are is in the unit's name.
+    # To pint, bytes and percent are dimensionless; the name of the unit tells them apart.
     if unit in ("percent", "%"):
         return Quantity(float(value.to("dimensionless").magnitude), "fraction")
     known = unit.endswith(("byte", "bit")) if dimension == "memory" else not value.dimensionless
@@ -95,32 +103,21 @@ def _read_pint(value: Any, dimension: str, who: str) -> Quantity:
     if known and base is not None and value.is_compatible_with(base):
         return Quantity(float(value.to(base).magnitude), dimension)
     if value.dimensionless and not unit.endswith(("byte", "bit")):
-        raise BudgetError(f"{who}({_shown(value)}): a dimensionless quantity has no unit; {_say(who, dimension)}")
-    raise BudgetError(f"{who}({_shown(value)}): {unit} does not measure {_measures(dimension)}; {_say(who, dimension)}")
+        raise BudgetError(f"{who}({_shown(value)}): a dimensionless quantity has no unit. {_remedy(who, dimension)}")
+    raise BudgetError(f"{who}({_shown(value)}): {unit} is not a unit of {_NAMES[dimension]}. {_remedy(who, dimension)}")
 
 
 def _same_dimension(quantity: Quantity, dimension: str, who: str, text: object) -> Quantity:
     if quantity.dimension in (dimension, "fraction"):
         return quantity
     raise BudgetError(
-        f"{who}({_shown(text)}): that is {_measures(quantity.dimension)}, and {who} limits {_measures(dimension)}; "
-        f"{_say(who, dimension)}"
+        f"{who}({_shown(text)}): {who} limits {_NAMES[dimension]}, not {_NAMES[quantity.dimension]}. "
+        f"{_remedy(who, dimension)}"
     )
 
 
-def _measures(dimension: str) -> str:
-    return {
-        "time": "time",
-        "energy": "energy",
-        "memory": "memory",
-        "flops": "FLOPs",
-        "params": "parameters",
-        "fraction": "a share of the dense network",
-    }[dimension]
-
-
-def _say(who: str, dimension: str, number: object = None) -> str:
-    """``say LatencyBudget('5ms') or LatencyBudget('60%')``, with the user's own number where that makes sense."""
+def _remedy(who: str, dimension: str, number: object = None) -> str:
+    """Return spellings that are accepted, with the user's own number where that makes sense."""
     first, second, share = _EXAMPLES[dimension]
     if isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and number > 0:
         unit = {"time": "ms", "energy": "mJ", "memory": "MiB"}.get(dimension)
@@ -130,11 +127,11 @@ def _say(who: str, dimension: str, number: object = None) -> str:
             first = f"{number:g}{unit}"
         else:
             first = format_magnitude(number, dimension, digits=15).replace(" ", "")
-    return f"say {who}({first!r}), {who}({second!r}) or {who}({share!r}) (of the dense network)"
+    return f"Use {who}({first!r}), {who}({second!r}) or, of the dense network, {who}({share!r})."
 
 
 def _nearest(number: str, symbol: str, dimension: str) -> str:
-    """Suggest units of the right dimension that differ in case only, or that a bare prefix could have meant."""
+    """Return units of the right dimension that differ in case only, or that a bare prefix could mean."""
     folded = symbol.casefold().replace(" ", "")
     near = [name for name, unit in UNITS.items() if unit.dimension == dimension and name.casefold() == folded]
     if not near and dimension == "memory":

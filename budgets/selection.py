@@ -1,4 +1,4 @@
-"""Which estimator? Compare all candidates by cross-validation on the same folds, never by training error."""
+"""Choice of an estimator: cross-validation of all candidates on the same folds."""
 
 from __future__ import annotations
 
@@ -30,16 +30,20 @@ from dsa_hw.utils.arrays import Floats
 
 __all__ = ["DEFAULT", "CandidateComparison", "candidates", "compare_candidates"]
 
-#: The candidate that another one has to beat.
+#: The candidate that is chosen unless another one is clearly better.
 DEFAULT: Final = "physics"
 # Channels that vector units work on at a time: 8 floats with AVX2 and NEON pairs, 16 with AVX-512, 32 on GPUs and NPUs.
 _BLOCKS: Final = (8, 16, 32)
 
 
 def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> dict[str, CostRegressor]:
-    """Every estimator of the project, by the name it has in reports; without ``groups`` they know no topology.
+    """Return the estimators that ``budgets.fit`` compares, by name.
 
-    ``flops`` (a constant and multiply-adds) is there because it is what everybody else budgets.
+    "flops" (a constant and multiply-adds) is the cost that FLOPs budgets assume.
+
+    Args:
+        groups: Channel groups; without them the estimators do not know which groups meet in which operation.
+        outside: Beyond the profiled range: "extrapolate", "clip" or "refuse".
     """
     coarse: FeatureMap | None = None
     classes: FeatureMap | None = None
@@ -66,9 +70,14 @@ def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> di
 
 @dataclass(frozen=True, eq=False)
 class CandidateComparison:
-    """Cross-validated errors: ``table`` with a row for each candidate, ``chosen`` the winner, ``why`` in words.
+    """Cross-validated errors of the candidates.
 
-    For each candidate and configuration (n,): ``residuals``, signed, and ``errors``, absolute, both relative.
+    Attributes:
+        table: A row for each candidate.
+        chosen: The candidate to use.
+        why: The reason, in words.
+        residuals: Candidate -> signed relative error of each configuration, (n,).
+        errors: Candidate -> absolute relative error of each configuration, (n,).
     """
 
     table: pd.DataFrame
@@ -78,7 +87,7 @@ class CandidateComparison:
     errors: Mapping[str, Floats]
 
     def without(self, rows: NDArray[np.intp]) -> str:
-        """The candidate that is chosen when the errors of ``rows`` do not count."""
+        """Return the candidate that is chosen without the errors of ``rows``."""
         return _choose({name: np.delete(error, rows) for name, error in self.errors.items()})[0]
 
 
@@ -92,12 +101,24 @@ def compare_candidates(
     repeats: int = 2,
     seed: int = 0,
 ) -> CandidateComparison:
-    """Repeated k-fold cross-validation of ``contenders`` on alpha (n, K), y (n,); ``anchor`` rows are in every fit.
+    """Compare candidates by repeated k-fold cross-validation.
 
-    Rule of choice: the first contender stays unless another has a lower mean absolute percentage error by more than one
-    standard error of the paired difference (over configurations) and by more than a twentieth of its error; among those
-    that do, the lowest error wins. With a handful of contenders and a few dozen configurations the smallest of many
-    noisy numbers is otherwise often the luckiest.
+    The first one is chosen unless another has a lower mean absolute percentage error by more than one standard error
+    of the paired difference (over configurations) and by more than a twentieth of its error; among those, the one with
+    the lowest error is chosen. Of several candidates and a few dozen configurations the lowest error is otherwise often
+    low by chance.
+
+    Args:
+        contenders: Estimators by name, the default first.
+        alpha: (n, K) keep ratios.
+        y: (n,) costs.
+        anchor: Keep ratios and costs that are part of every fit and never tested on.
+        folds: Of the cross-validation.
+        repeats: Of the cross-validation.
+        seed: Of the folds.
+
+    Raises:
+        ProfileError: There are no candidates.
     """
     if not contenders:
         raise ProfileError("No candidates to compare. Leave candidates= out to compare all.")
@@ -146,11 +167,14 @@ def _choose(errors: Mapping[str, Floats]) -> tuple[str, str]:
         return first, f"{first}: {detail}"
     winner = min(better, key=lambda name: float(errors[name].mean()))
     gain = float((errors[first] - errors[winner]).mean())
-    return winner, f"{winner}: {100 * gain:.2f} points less error than {first}, clearly more than chance"
+    return (
+        winner,
+        f"{winner}: its error is {100 * gain:.2f} percentage points below that of {first}, more than by chance",
+    )
 
 
 def _only(phi: FeatureMap, names: tuple[str, ...]) -> FeatureMap:
-    """The part of a feature map with some names."""
+    """Return the part of a feature map with these names."""
     index = [phi.names.index(name) for name in names if name in phi.names]
     terms = np.flatnonzero(np.isin(phi.owner, index))
     order = {old: new for new, old in enumerate(index)}

@@ -19,9 +19,18 @@ _PICO: Final = 1e-12
 
 @dataclass(frozen=True)
 class Technology:
-    """What work costs: picojoules of one multiply-add, and of one byte at each level of memory.
+    """Energy of one multiply-add and of one byte at each level of memory, in picojoules.
 
-    ``width`` is the bytes of one number. ``paths`` says through which levels weights and activations go.
+    Attributes:
+        name: Of the technology, for reports.
+        mac: Picojoules of one multiply-add.
+        byte: Level of memory -> picojoules of one byte read or written there.
+        width: Bytes of one number.
+        paths: The levels that "weights" and "activations" pass on their way to the arithmetic.
+        source: Where the figures come from.
+
+    Raises:
+        BudgetError: A figure is negative or not a number, or a path names a level without a figure.
     """
 
     name: str
@@ -36,15 +45,17 @@ class Technology:
         numbers = {"mac": self.mac, "width": self.width, **{f"byte {k}": v for k, v in self.byte.items()}}
         for what, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0 or math.isinf(value):
-                raise BudgetError(f"technology {self.name}: {what} is {value!r}; give a number of picojoules from 0")
+                raise BudgetError(f"Technology {self.name}: {what} must be a number of at least 0; got {value!r}.")
         if set(self.paths) != set(_PATHS) or not self.width > 0:
-            raise BudgetError(f"technology {self.name}: paths must be given for weights and activations, width above 0")
+            raise BudgetError(
+                f"Technology {self.name}: it needs paths for weights and activations, and a width above 0."
+            )
         for what, levels in self.paths.items():
             for level in levels:
                 if level not in self.byte:
                     raise BudgetError(
-                        f"technology {self.name}: {what} go through {level!r}, but energies are given for "
-                        f"{', '.join(self.byte)}"
+                        f"Technology {self.name}: {what} pass {level!r}, which has no figure in byte; it has "
+                        f"{', '.join(self.byte)}."
                     )
 
     @property
@@ -52,8 +63,8 @@ class Technology:
         """Joules of one multiply-add."""
         return _PICO * self.mac
 
-    def along(self, what: str) -> float:
-        """Joules of one number on the path of ``what``."""
+    def joules_per_number(self, what: str) -> float:
+        """Return the joules of one number on the path of ``what``, "weights" or "activations"."""
         return _PICO * self.width * sum(self.byte[level] for level in self.paths[what])
 
 
@@ -88,34 +99,46 @@ TECHNOLOGIES: Final[dict[str, Technology]] = _published()
 
 
 def technology(given: str | Path | Mapping[str, Any] | Technology) -> Technology:
-    """By name ("45nm", "7nm-int8"), or your own: a mapping or a JSON file with the fields of `Technology`."""
+    """Return a technology by name, or make one of the user's own.
+
+    >>> technology("7nm-int8").width
+    1.0
+    >>> technology({"mac": 2.0, "byte": {"dram": 100.0, "large": 10.0, "small": 1.0}}).joules_per_mac
+    2e-12
+
+    Args:
+        given: A name in `TECHNOLOGIES`; a mapping, or a JSON file, with the fields of `Technology`, of which ``mac``
+            and ``byte`` are required.
+
+    Raises:
+        BudgetError: The name is unknown, the file cannot be read, or a field is missing, unknown or wrong.
+    """
     if isinstance(given, Technology):
         return given
     if isinstance(given, str) and given in TECHNOLOGIES:
         return TECHNOLOGIES[given]
-    what = "the given technology"
+    what = "mapping"
     if isinstance(given, (str, Path)):
         path, what = Path(given), str(given)
         if path.suffix != ".json":
             raise BudgetError(
-                f"technology {what!r} is not known; choose one of {', '.join(TECHNOLOGIES)}, or give your own as a "
-                "mapping or a JSON file"
+                f"Unknown technology {what!r}. Available technologies: {', '.join(TECHNOLOGIES)}, or your own as a "
+                "mapping or a .json file."
             )
         try:
             given = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise BudgetError(f"technology {what} cannot be read ({error}); write a JSON object") from error
+            raise BudgetError(f"Cannot read the technology {what} as a JSON object: {error}.") from error
     if not isinstance(given, Mapping):
-        raise BudgetError(f"{what} is a {type(given).__name__}; give a mapping with mac and byte, in picojoules")
+        raise BudgetError(f"A technology must be a name, a mapping or a .json file; got {given!r}.")
     known = {"name", "mac", "byte", "width", "paths", "source"}
     unknown, missing = sorted(set(given) - known), sorted({"mac", "byte"} - set(given))
     if unknown or missing or not isinstance(given.get("byte"), Mapping):
-        wrong = f"{unknown[0]!r} is not known" if unknown else f"{missing[0] if missing else 'byte'!r} is needed"
+        wrong = f"unknown field {unknown[0]!r}" if unknown else f"{missing[0] if missing else 'byte'!r} is missing"
         raise BudgetError(
-            f"{what}: {wrong}; write {{'mac': pJ, 'byte': {{'dram': pJ, 'large': pJ, 'small': pJ}}, 'width': bytes of "
-            "a number, 'paths': {'weights': [...], 'activations': [...]}}, the last two if they differ from 4 and the "
-            "usual ones"
+            f"Wrong technology {what}: {wrong}. Write {{'mac': pJ, 'byte': {{'dram': pJ, 'large': pJ, 'small': pJ}}}}, "
+            "with 'width' (bytes of a number, 4) and 'paths' where they differ from the default."
         )
     paths = {k: tuple(v) for k, v in dict(given.get("paths") or _PATHS).items()}
-    name, source = str(given.get("name") or Path(what).name), str(given.get("source", "the user's own table"))
+    name, source = str(given.get("name") or Path(what).name), str(given.get("source", "user's own figures"))
     return Technology(name, given["mac"], dict(given["byte"]), given.get("width", 4.0), paths, source)

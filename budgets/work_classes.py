@@ -19,23 +19,23 @@ __all__ = ["GRANULARITIES", "Groups", "physics_features", "work_class"]
 
 
 class Groups(Protocol):
-    """The part of ``dsa_hw.channels.ChannelGroups`` that costs are made from."""
+    """The part of ``dsa_hw.channels.ChannelGroups`` that costs are computed from."""
 
     @property
     def names(self) -> Sequence[str]:
-        """K readable names."""
+        """The K names."""
 
     @property
     def sizes(self) -> NDArray[Any]:
-        """(K,) channels of each group."""
+        """The channels of each group, (K,)."""
 
     @property
     def operations(self) -> Sequence[Operation]:
-        """Operations in execution order."""
+        """The operations in execution order."""
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the network."""
+        """The identity of the network."""
 
 
 # Beyond its multiply-adds an operation costs traffic, at a rate that depends on what is done to each element. A kind
@@ -66,7 +66,7 @@ GRANULARITIES: Final = ("coarse", "classes", "operations")
 
 
 def work_class(operation: Operation) -> str:
-    """Class of an operation's multiply-adds: pointwise, spatial or depthwise convolution, or matrix product.
+    """Return the class of an operation's multiply-adds: "pointwise", "spatial", "depthwise" or "matrix".
 
     The kernel size is not needed. With ``P = flops / (2 weights)`` output positions, ``weights / C_out`` reads for each
     output and ``inputs / P`` input elements for each output position, the ratio ``(weights / C_out) / (inputs / P)`` is
@@ -88,19 +88,22 @@ def work_class(operation: Operation) -> str:
 
 
 def physics_features(groups: Groups, granularity: str = "classes") -> FeatureMap:
-    """Physics features of a network.
+    """Return the physics features of a network.
 
     Args:
-        groups: channel groups with their ``operations``.
+        groups: Channel groups of the network.
         granularity: ``"coarse"`` adds up multiply-adds, activation bytes and weight bytes of the whole network (3
             features and the constant); ``"classes"`` by class of operation (up to 20); ``"operations"`` gives every
             convolution and matrix product its own feature and keeps the classes for the rest.
 
     Returns:
         A map of K keep ratios to d features, each 1 at alpha = 1.
+
+    Raises:
+        ProfileError: The granularity is unknown.
     """
     if granularity not in GRANULARITIES:
-        raise ProfileError(f"granularity={granularity!r}: there are {', '.join(GRANULARITIES)}")
+        raise ProfileError(f"Unknown granularity {granularity!r}. Available granularities: {', '.join(GRANULARITIES)}.")
     terms: dict[str, list[Term]] = {"constant": [Term(1.0, ())]}
     classes: dict[str, str] = {}
 

@@ -1,8 +1,8 @@
-"""Units that a budget can be given in: ``5 * ms``, ``40 * mJ``, ``64 * MiB``, ``1.2 * GFLOPs``, ``60 * percent``.
+"""Units of budgets: ``5 * ms``, ``40 * mJ``, ``64 * MiB``, ``1.2 * GFLOPs``, ``60 * percent``.
 
-A unit is a dimension and a factor to that dimension's base unit (second, joule, byte, FLOP, parameter, the dense
-network). Counting units convert exactly; a dimension never converts to another one. The table below is the only list of
-units in the project: strings such as ``"5ms"`` are read with it too (``budgets.quantities``).
+A unit has a dimension and a factor to the base unit of that dimension (second, joule, byte, FLOP, parameter, the dense
+network). `UNITS` is the only list of units in the project; strings such as ``"5ms"`` are parsed with it too
+(``budgets.quantities``).
 """
 
 from __future__ import annotations
@@ -43,19 +43,28 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Quantity:
-    """A size with a dimension: ``magnitude`` in the base unit of ``dimension`` (see ``BASE_UNITS``)."""
+    """A number with a dimension: ``magnitude`` is in the base unit of ``dimension`` (see `BASE_UNITS`)."""
 
     magnitude: float
     dimension: str
 
     def __str__(self) -> str:
-        """Readable form in the unit that keeps the number between 1 and 1000."""
+        """Return the quantity in a readable unit."""
         return format_magnitude(self.magnitude, self.dimension)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """``number * unit`` is a ``Quantity``; ``factor`` converts to the base unit of ``dimension``."""
+    """A unit; ``number * unit`` is a `Quantity`.
+
+    >>> print(5 * ms)
+    5 ms
+
+    Attributes:
+        symbol: As in strings.
+        dimension: "time", "energy", "memory", "flops", "params" or "fraction".
+        factor: To the base unit of the dimension.
+    """
 
     symbol: str
     dimension: str
@@ -65,38 +74,21 @@ class Unit:
     __array_ufunc__: ClassVar[None] = None
 
     def __rmul__(self, number: Real | float) -> Quantity:
-        """``5 * ms``."""
+        """Return the quantity, as in ``5 * ms``."""
         if isinstance(number, bool) or not isinstance(number, Real):
-            raise BudgetError(f"{number!r} * {self.symbol}: a unit multiplies one real number, as in 5 * {self.symbol}")
+            raise BudgetError(f"A unit multiplies one real number, as in 5 * {self.symbol}; got {number!r}.")
         return Quantity(float(number) * self.factor, self.dimension)
 
     def __mul__(self, number: Real | float) -> Quantity:
-        """``ms * 5``."""
+        """Return the quantity, as in ``ms * 5``."""
         return self.__rmul__(number)
 
 
 def _units() -> dict[str, Unit]:
     table: dict[str, tuple[str, float]] = {"%": ("fraction", 0.01), "percent": ("fraction", 0.01)}
-    for symbol, factor in (
-        ("ns", 1e-9),
-        ("us", 1e-6),
-        ("µs", 1e-6),
-        ("μs", 1e-6),
-        ("ms", 1e-3),
-        ("s", 1.0),
-        ("min", 60.0),
-    ):
-        table[symbol] = ("time", factor)
-    for symbol, factor in (
-        ("nJ", 1e-9),
-        ("uJ", 1e-6),
-        ("µJ", 1e-6),
-        ("μJ", 1e-6),
-        ("mJ", 1e-3),
-        ("J", 1.0),
-        ("kJ", 1e3),
-    ):
-        table[symbol] = ("energy", factor)
+    for prefix, factor in (("n", 1e-9), ("u", 1e-6), ("µ", 1e-6), ("μ", 1e-6), ("m", 1e-3), ("", 1.0)):
+        table[f"{prefix}s"], table[f"{prefix}J"] = ("time", factor), ("energy", factor)
+    table |= {"min": ("time", 60.0), "kJ": ("energy", 1e3)}
     table |= {"mWh": ("energy", 3.6), "Wh": ("energy", 3600.0)}
     for power, prefix in enumerate("KMGT", start=1):
         table[f"{prefix}iB"] = ("memory", 1024.0**power)
@@ -141,7 +133,16 @@ _READABLE: Final[dict[str, tuple[str, ...]]] = {
 
 
 def format_magnitude(magnitude: float, dimension: str, digits: int = 4) -> str:
-    """``0.00493`` seconds -> ``"4.93 ms"``; the largest unit that leaves a number of at least 1."""
+    """Format a magnitude in base units with the largest unit that leaves a number of at least 1.
+
+    >>> format_magnitude(0.00493, "time")
+    '4.93 ms'
+
+    Args:
+        magnitude: In the base unit of ``dimension``.
+        dimension: See `BASE_UNITS`.
+        digits: Significant digits.
+    """
     if dimension == "fraction":
         return f"{100 * magnitude:.{digits}g}%"
     if not math.isfinite(magnitude):

@@ -1,4 +1,4 @@
-"""What every cost estimator shares: validation, units of X, and behaviour outside the profiled range."""
+"""Base class of the cost estimators: validation, units of X, and behaviour outside the profiled range."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ OUTSIDE: Final = ("extrapolate", "clip", "refuse")
 
 
 class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """A cost F(alpha) learnt from measurements, with ``predict``, ``gradient`` and a differentiable torch ``value``.
+    """Cost F(alpha) fitted to measurements, with ``predict``, ``gradient`` and a differentiable torch ``value``.
 
-    Follows scikit-learn's rules: the constructor stores, ``fit`` validates, what is learnt ends in ``_``. Costs are
-    times or energies, so ``y`` must be positive, and errors count relative to it: a fit minimises squares of
+    It follows scikit-learn's conventions: the constructor stores, ``fit`` validates, learnt attributes end in ``_``.
+    Costs are times or energies, so ``y`` must be positive, and errors are relative: a fit minimises the squares of
     ``F(x) / y - 1``.
 
-    Parameters common to all estimators:
-        features: a ``FeatureMap``, or None for features that know nothing of a network (see each class).
-        sizes: None when X holds keep ratios; (K,) group sizes when X holds widths (X is then divided by them, and
+    Args:
+        features: A `FeatureMap`, or None for features that do not depend on a network (see each class).
+        sizes: None where X holds keep ratios; (K,) group sizes where X holds widths (X is then divided by them, and
             ``gradient`` is the derivative by width).
-        blocks: None, or the ``Blocks`` of channels that the device computes in: F is then a function of e(alpha).
-        outside: beyond the range of each column seen in ``fit``, ``"extrapolate"`` uses the formula as it is,
+        blocks: None, or the `Blocks` of channels that the device computes: F is then a function of e(alpha).
+        outside: Beyond the range of each column seen in ``fit``, ``"extrapolate"`` uses the formula as it is,
             ``"clip"`` moves the point to the border of the range (so the gradient there is 0), ``"refuse"`` raises
             ``ProfileError``.
     """
@@ -58,27 +58,27 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.outside = outside
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
-        """Fit to X (n, K) keep ratios (or widths, see ``sizes``) and y (n,) positive costs."""
+        """Fit to keep ratios X (n, K) (or widths, see ``sizes``) and positive costs y (n,)."""
         alpha, cost = self._validate(X, y)
         self._fit(alpha, cost)
         return self
 
     def predict(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """Cost at X (n, K), shape (n,)."""
+        """Return the cost at X (n, K), shape (n,)."""
         return self.at(self._check(X))
 
     def gradient(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """Exact derivative of the cost by X (n, K), shape (n, K); 0 in directions that were clipped."""
+        """Return the exact derivative of the cost by X (n, K), shape (n, K); 0 in directions that were clipped."""
         slope = self.slope(self._check(X))
         return slope if self.sizes is None else slope / np.asarray(self.sizes, np.float64)
 
     def at(self, alpha: Floats) -> Floats:
-        """``predict`` for keep ratios (n, K) known to be float64 and finite: no validation, for inner loops."""
+        """Return the cost at finite float64 keep ratios (n, K), without validation, for inner loops."""
         inside = self._inside(alpha)
         return self._predict(inside if self.blocks is None else self.blocks(inside))
 
     def slope(self, alpha: Floats) -> Floats:
-        """``gradient`` by keep ratios (n, K) known to be float64 and finite: no validation, for inner loops."""
+        """Return the gradient at finite float64 keep ratios (n, K), without validation, for inner loops."""
         inside = self._inside(alpha)
         if self.blocks is None:
             slope = self._gradient(inside)
@@ -87,11 +87,11 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return slope if inside is alpha else np.where(alpha == inside, slope, 0.0)
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """Differentiable cost at keep ratios (..., K) (widths, if ``sizes`` was given), shape (...)."""
+        """Return the differentiable cost at keep ratios (..., K) (widths, if ``sizes`` was given), shape (...)."""
         check_is_fitted(self)
         if alpha.shape[-1] != self.n_features_in_:
             raise ProfileError(
-                f"{type(self).__name__} was fitted to {self.n_features_in_} channel groups, this has {alpha.shape[-1]}"
+                f"{type(self).__name__} was fitted to {self.n_features_in_} channel groups; got {alpha.shape[-1]}."
             )
         if self.sizes is not None:
             alpha = alpha / torch.as_tensor(np.asarray(self.sizes, np.float64), dtype=alpha.dtype, device=alpha.device)
@@ -104,7 +104,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             alpha = torch.minimum(torch.maximum(alpha, low), high)
         return self._value(alpha if self.blocks is None else self.blocks.value(alpha))
 
-    # What a subclass provides, on keep ratios inside the range.
+    # Subclasses implement these, for keep ratios inside the range.
     def _fit(self, alpha: Floats, y: Floats) -> None:
         raise NotImplementedError
 
@@ -118,28 +118,26 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _restore(self) -> None:
-        """Recompute what follows from the learnt attributes, after loading."""
+        """Recompute what depends on the learnt attributes only, after loading."""
 
     def _validate(self, X: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:  # noqa: N803
         if self.outside not in OUTSIDE:
-            raise ProfileError(f"outside={self.outside!r}: there are {', '.join(OUTSIDE)}")
+            raise ProfileError(f"`outside` must be one of {', '.join(OUTSIDE)}; got {self.outside!r}.")
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)  # noqa: N806
         cost = np.asarray(y, np.float64)
         self._not_negative(X)
         if not (cost > 0).all():
-            raise ProfileError(
-                f"{(cost <= 0).sum()} of {cost.size} costs are not positive; a time or an energy is more than 0"
-            )
+            raise ProfileError(f"Costs must be positive; {(cost <= 0).sum()} of {cost.size} are not.")
         features = self.features
         if features is not None and features.size != self.n_features_in_:
-            raise ProfileError(f"X has {self.n_features_in_} channel groups and features= is made for {features.size}")
+            raise ProfileError(f"X has {self.n_features_in_} channel groups, but `features` has {features.size}.")
         alpha = self._ratios(X)
         self.low_, self.high_ = alpha.min(0), alpha.max(0)
         if self.blocks is None:
             return alpha, cost
         if len(self.blocks.sizes) != self.n_features_in_:
             raise ProfileError(
-                f"X has {self.n_features_in_} channel groups and blocks= is made for {len(self.blocks.sizes)}"
+                f"X has {self.n_features_in_} channel groups, but `blocks` has {len(self.blocks.sizes)}."
             )
         return self.blocks(alpha), cost
 
@@ -152,7 +150,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _not_negative(self, X: Any) -> None:  # noqa: N803
         if (X < 0).any():
             raise ProfileError(
-                f"Negative values in data passed to {type(self).__name__}: keep ratios and widths are at least 0"
+                f"Negative values in data passed to {type(self).__name__}: keep ratios and widths must be at least 0."
             )
 
     def _ratios(self, X: Any) -> Floats:  # noqa: N803
@@ -164,19 +162,19 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return alpha
         if self.outside == "clip":
             return np.clip(alpha, self.low_, self.high_)
-        # A hair of slack: a width divided by a size must not be refused for the last bit of a float32.
+        # A width divided by a size must not be refused for a rounding error of float32.
         slack = 1e-6
         beyond = (alpha < self.low_ - slack) | (alpha > self.high_ + slack)
         if beyond.any():
             k = int(np.argmax(beyond.reshape(-1, alpha.shape[-1]).any(0)))
             raise ProfileError(
-                f"keep ratio of channel group {k} is outside the profiled range [{self.low_[k]:.3g}, "
-                f"{self.high_[k]:.3g}]; measure configurations there, or allow outside='clip' or 'extrapolate'"
+                f"The keep ratio of channel group {k} is outside the profiled range [{self.low_[k]:.3g}, "
+                f"{self.high_[k]:.3g}]. Measure configurations there, or use outside='clip' or 'extrapolate'."
             )
         return alpha
 
     def __sklearn_tags__(self) -> Tags:
-        """Costs and keep ratios are positive: the only departures from scikit-learn's default checks."""
+        """Return tags that say that costs and keep ratios are positive."""
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         tags.target_tags.positive_only = True

@@ -58,7 +58,7 @@ class _Boosting(CostRegressor):
         blocks: Blocks | None = None,
         outside: str = "extrapolate",
     ) -> None:
-        """Store the parameters (see the class and ``CostRegressor``)."""
+        """Store the parameters; `fit` checks them."""
         super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
         self.base = base
         self.trees = trees
@@ -70,12 +70,12 @@ class _Boosting(CostRegressor):
     def _fit(self, alpha: Floats, y: Floats) -> None:
         for name in ("trees", "learning_rate", "max_depth", "min_samples_leaf", "smoothing"):
             if not getattr(self, name) > 0:
-                raise ProfileError(f"{name}={getattr(self, name)!r} must be more than 0")
-        # The constant feature cannot split; it stays, so that indices are those of the map.
+                raise ProfileError(f"`{name}` must be more than 0; got {getattr(self, name)!r}.")
+        # The constant feature cannot split; it is kept so that indices are those of the map.
         self.features_ = FeatureMap.monomials(alpha.shape[1], ()) if self.features is None else self.features
         base = PhysicsNNLS(self.features) if self.base is None else clone(self.base)
         self.base_ = base.fit(alpha, y)
-        # A base that predicts 0 has no logarithm; a thousandth of the smallest cost seen stands in for it.
+        # A base that predicts 0 has no logarithm; it is replaced by a thousandth of the smallest cost seen.
         self.floor_ = 1e-3 * float(y.min())
         phi = self.features_(alpha)
         spread = phi.std(0)
@@ -84,7 +84,7 @@ class _Boosting(CostRegressor):
         self.bias_ = float(target.mean())
         residual = target - self.bias_
         paths: list[tuple[float, list[tuple[int, float, float]]]] = []
-        # Trees work in float32; converted and checked once, not a hundred times, which is most of the time otherwise.
+        # Trees use float32. Convert and check once instead of for each tree, which would take most of the time.
         single = np.ascontiguousarray(phi, np.float32)
         with config_context(assume_finite=True, skip_parameter_validation=True):
             for seed in range(self.trees):
@@ -135,13 +135,13 @@ class _Boosting(CostRegressor):
 
 
 class MonotoneBoosting(_Boosting):
-    """Boosting that cannot fall when a keep ratio grows: ``F = base^0.9 exp(b + trees)``, trees non-decreasing.
+    """Monotone boosting: ``F = base^0.9 exp(b + trees)`` with non-decreasing trees.
 
     Features are non-decreasing in alpha (or are the columns of X with ``features=None``), each tree is non-decreasing
     in every feature, the base (``PhysicsNNLS(features)`` by default) is monotone, and so is F. The power below 1 leaves
-    the trees a rising residual, so that they can correct the base downwards, too, without ever falling. The trees are
-    ``DecisionTreeRegressor(monotonic_cst=1)``, whose public ``tree_`` can be written to JSON; histogram boosting keeps
-    its trees private.
+    the trees a rising residual, so that they can also correct the base downwards without falling. The trees are
+    ``DecisionTreeRegressor(monotonic_cst=1)``, whose ``tree_`` is public and can be written to JSON, unlike the trees
+    of histogram boosting.
 
     ``predict`` is the trees: piecewise constant corrections, of gradient 0 almost everywhere. ``gradient`` and
     ``value`` therefore belong to a **smooth surrogate**, not to ``predict``: each split's step is replaced by a sigmoid
@@ -150,7 +150,7 @@ class MonotoneBoosting(_Boosting):
         tree(x) = sum_leaves v_l prod_{splits on the path} sigmoid(+-(x_f - t) / tau_f)
 
     A soft split is (1 - s) L + s R with R >= L everywhere below it, so the surrogate is non-decreasing as well. Outside
-    the profiled range the trees are constant, so F goes on like its base.
+    the profiled range the trees are constant, so F follows its base.
     """
 
     monotone: ClassVar[bool] = True
@@ -158,9 +158,9 @@ class MonotoneBoosting(_Boosting):
 
 
 class ResidualBoosting(_Boosting):
-    """``F = base exp(b + trees)`` with free trees: for costs that do fall (a GPU's energy), given hundreds of rows.
+    """Boosting without constraint, ``F = base exp(b + trees)``, for costs that can fall and hundreds of rows.
 
-    Gradients are those of a smooth surrogate, as in ``MonotoneBoosting``; nothing is promised about monotonicity.
+    Gradients are those of a smooth surrogate, as in ``MonotoneBoosting``. F need not be monotone.
     """
 
     monotone: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""A Gaussian process on what a physical model leaves unexplained."""
+"""A Gaussian process on the relative residuals of a physical model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class GPResidual(CostRegressor):
     """``base(alpha) * (1 + g(alpha))`` with g a Gaussian process fitted to the relative residuals of ``base``.
 
     Kernel: squared exponential in ``z_k = alpha_k sqrt(s_k)``, s_k the share of group k in the base's gradient at the
-    mean of the data, so that groups which cost nothing do not fill the space. Its length, and the ratio of noise to
-    signal, maximise the marginal likelihood on a grid with the signal's variance solved for:
+    mean of the data, so that groups without cost do not count in distances. Its length, and the ratio of noise to
+    signal, maximise the marginal likelihood on a grid, with the variance of the signal in closed form:
 
         r ~ N(0, v (K + eta I)),   v = r'(K + eta I)^-1 r / n,   minimise  n log v + log det(K + eta I)
 
@@ -52,7 +52,7 @@ class GPResidual(CostRegressor):
         blocks: Blocks | None = None,
         outside: str = "extrapolate",
     ) -> None:
-        """Store the parameters (see the class and ``CostRegressor``)."""
+        """Store the parameters; `fit` checks them."""
         super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
         self.base = base
 

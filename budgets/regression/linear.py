@@ -1,4 +1,4 @@
-"""Estimators that are linear in features of alpha, and therefore end as one quadratic form."""
+"""Estimators that are linear in quadratic features of alpha, and so quadratic in alpha."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dsa_hw.utils.arrays import Floats
 
 __all__ = ["BilinearRidge", "LinearRegressor", "PerOperationAdditive", "PhysicsNNLS", "TopologyQuadratic"]
 
-# Ratio of the noise's variance to the prior's variance. Times scatter by some percent and coefficients by some tens of
-# percent about their prior, so the useful range is around 1e-4 .. 1; leave-one-out chooses.
+# Ratio of the variance of the noise to that of the prior. Times scatter by some percent and coefficients by some tens
+# of percent about their prior, so the useful range is about 1e-4 to 1; leave-one-out chooses.
 _PENALTIES: Final = tuple(10.0**k for k in np.arange(-5.0, 2.1, 0.5))
 
 
 class LinearRegressor(CostRegressor):
-    """F = coef @ phi(alpha): the fit finds ``coef_``, the rest follows."""
+    """Common part of the linear estimators: F = coef_ @ phi(alpha)."""
 
     _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_")
 
@@ -39,7 +39,10 @@ class LinearRegressor(CostRegressor):
         return FeatureMap.monomials(size, ()) if self.features is None else self.features
 
     def _solve(self, design: Floats) -> Floats:
-        """Coefficients (d,) with ``design`` (n, d) @ coefficients near 1: rows are phi / y, so errors are relative."""
+        """Return coefficients (d,) with ``design`` (n, d) @ coefficients near 1.
+
+        Rows are phi / y, so that errors are relative.
+        """
         raise NotImplementedError
 
     def _restore(self) -> None:
@@ -55,12 +58,12 @@ class LinearRegressor(CostRegressor):
         return self.quadratic_.value(alpha)
 
     def coefficients(self) -> dict[str, float]:
-        """Cost of each feature in the dense network, in the unit of y."""
+        """Return the cost of each feature in the dense network, in the unit of y."""
         return dict(zip(self.features_.names, self.coef_.tolist(), strict=True))
 
 
 class PhysicsNNLS(LinearRegressor):
-    """Non-negative least squares on physics features: the default.
+    """Non-negative least squares on physics features, the default.
 
         min_w  sum_i (phi(alpha_i)' w / y_i - 1)^2      subject to w >= 0
 
@@ -75,15 +78,16 @@ class PhysicsNNLS(LinearRegressor):
 
 
 class PerOperationAdditive(LinearRegressor):
-    """Every operation at its own speed: a sum over operations, each shrunk to the speed of its class.
+    """A speed for each operation, shrunk to the speed of its class.
 
     With features of granularity ``"operations"``, let ``w0`` be the coefficients if all operations of a class ran at
     one speed (``PhysicsNNLS`` on the class sums, divided by share of work). Then, with u = w / w0,
 
         min_u  sum_i (sum_j phi_j(alpha_i) w0_j u_j / y_i - 1)^2 + lambda sum_j (u_j - 1)^2,    u >= 0
 
-    which is the posterior mode for "an operation's speed scatters about its class's by sd s, times scatter by sd e",
-    lambda = (e / s)^2; lambda is chosen by leave-one-out. F is quadratic and monotone as in ``PhysicsNNLS``.
+    which is the posterior mode where the speed of an operation scatters about that of its class with standard deviation
+    s and times scatter with e, lambda = (e / s)^2. Lambda is chosen by leave-one-out. F is quadratic and monotone as in
+    ``PhysicsNNLS``.
     """
 
     monotone: ClassVar[bool] = True
@@ -103,10 +107,10 @@ class PerOperationAdditive(LinearRegressor):
 
 
 class TopologyQuadratic(LinearRegressor):
-    """The paper's F = alpha' A alpha + B' alpha + c with A[i, j] free where groups i and j meet in an operation.
+    """The paper's F = alpha' A alpha + B' alpha + c, with A[i, j] free where i and j meet in an operation.
 
     Ridge on the monomials (all 1 at alpha = 1, the constant is not penalised), lambda by leave-one-out. The signs are
-    free, so monotonicity is not promised. With ``features=None`` every pair of columns may meet: the full quadratic.
+    free, so F need not be monotone. With ``features=None`` every pair of columns may meet: the full quadratic.
     """
 
     _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_", "penalty_")
@@ -124,7 +128,7 @@ class TopologyQuadratic(LinearRegressor):
 
 
 class BilinearRidge(TopologyQuadratic):
-    """ECC's energy model (Yang et al., CVPR 2019): a constant and one coefficient for each product of groups that meet.
+    """ECC's energy model (Yang et al., CVPR 2019): a constant and a coefficient per product of groups that meet.
 
     Ridge as in ``TopologyQuadratic``, without linear terms except for groups that meet no other (image input, logits,
     depthwise only). With ``features=None`` consecutive columns meet, as in ECC's chain of layers.
@@ -140,13 +144,16 @@ class BilinearRidge(TopologyQuadratic):
 
 
 def _nnls(design: Floats, target: Floats) -> Floats:
-    """Non-negative least squares with unit columns: the active-set test must not depend on the features' scale."""
+    """Solve non-negative least squares.
+
+    Columns are scaled to unit norm, so that the active-set test does not depend on the scale of the features.
+    """
     norm = np.linalg.norm(design, axis=0)
     norm[norm == 0] = 1.0
     try:
         solution = nnls(design / norm, target)[0]
     except RuntimeError as error:
-        raise ProfileError(f"non-negative least squares did not converge on {design.shape[0]} rows: {error}") from error
+        raise ProfileError(f"Non-negative least squares did not converge on {len(design)} rows: {error}.") from error
     return np.asarray(solution / norm, np.float64)
 
 

@@ -1,4 +1,4 @@
-"""The bound covers as often as it says, and the arithmetic is that of the papers."""
+"""Conformal bounds: coverage on simulated data, and the arithmetic of the papers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsa_hw.errors import ProfileError
 
 @pytest.mark.parametrize("method", ["jackknife+", "cv+", "split"])
 @pytest.mark.parametrize("spread", [0.0, 0.5], ids=["model right", "model wrong"])
-def test_coverage_over_repeated_splits(
+def test_coverage_is_the_confidence_over_repeated_splits(
     network: Callable[..., Any], cost: Callable[..., Any], method: str, spread: float
 ) -> None:
     groups = network(size=8, operations=40, seed=1)
@@ -39,7 +39,7 @@ def test_coverage_over_repeated_splits(
         widths.append(np.median(upper / model.predict(alpha[40:200]) - 1))
     assert 0.87 <= np.mean(covered) <= 0.95
     assert 0.87 <= np.mean(below) <= 0.95
-    # The bound knows when the model is wrong: it widens and still covers.
+    # Where the model is wrong, the bound is wider and still covers.
     assert (0 < np.mean(widths) <= 0.07) if spread == 0 else np.mean(widths) > 0.07
     assert np.mean(covered) >= bound.guarantee(0.9) - 0.02, "up to the noise of 80 repetitions"
 
@@ -56,7 +56,7 @@ def test_rank_and_guarantee_are_those_of_the_papers() -> None:
     assert plus.rank(0.9) == 9
     assert plus.guarantee(0.9) == pytest.approx(0.8)
     assert Calibration("cv+", np.ones(50), (model,), np.zeros(50, np.intp)).guarantee(0.9) == pytest.approx(0.6)
-    with pytest.raises(ProfileError, match=r"needs at least 19 .* there are 9; ask for at most 0.900"):
+    with pytest.raises(ProfileError, match=r"needs at least 19 .* got 9. Use at most 0.900"):
         plus.rank(0.95)
     for wrong in (0.0, 1.0, 90.0):
         with pytest.raises(ProfileError, match="strictly between 0 and 1"):
@@ -79,7 +79,7 @@ def test_jackknife_models_have_not_seen_their_configuration(
 
 
 class _Wavy(PhysicsNNLS):
-    """Physics times an arbitrary ripple: of many such candidates, cross-validation elects the luckiest."""
+    """Physics times an arbitrary ripple: of many such candidates, the one with the lowest cross-validated error is low by chance."""
 
     def __init__(
         self, features: Any = None, *, ripple: int = 0, sizes: Any = None, blocks: Any = None, outside: str = "clip"
@@ -96,7 +96,7 @@ def _chooser(found: CandidateComparison, contenders: dict[str, PhysicsNNLS]) -> 
     return lambda rows: contenders[found.without(rows)]
 
 
-def test_bound_pays_for_the_choice_among_candidates() -> None:
+def test_the_bound_accounts_for_the_choice_among_candidates() -> None:
     contenders = {str(i): _Wavy(ripple=i) for i in range(20)}
     naive, honest = [], []
     for seed in range(20):
@@ -111,12 +111,12 @@ def test_bound_pays_for_the_choice_among_candidates() -> None:
     assert np.mean(honest) > np.mean(naive) + 0.02
 
 
-def test_left_out_configurations_have_no_say_in_the_choice() -> None:
+def test_left_out_configurations_have_no_part_in_the_choice() -> None:
     rng = np.random.default_rng(0)
     alpha = rng.uniform(0.2, 1, (12, 3))
     y = alpha.sum(1) * np.exp(0.03 * rng.normal(size=12))
     contenders = {"first": PhysicsNNLS(), "other": _Wavy(ripple=3)}
-    # Configurations 0 to 5 speak for "other", 6 to 11 against; it takes all six to elect it.
+    # Configurations 0 to 5 favour "other", 6 to 11 do not; "other" is chosen only with all six.
     first, gain = np.full(12, 0.05), np.where(np.arange(12) < 6, 0.01, -0.004)
     chosen = CandidateComparison(
         compare_candidates(contenders, alpha, y).table, "other", "", {}, {"first": first, "other": first - gain}
@@ -150,9 +150,9 @@ def test_bound_is_differentiable_and_consistent(network: Callable[..., Any], cos
     assert all((b >= a).all() for a, b in pairwise(uppers))
 
 
-def test_bad_requests(network: Callable[..., Any]) -> None:
+def test_wrong_arguments_are_refused(network: Callable[..., Any]) -> None:
     model = PhysicsNNLS().fit(np.linspace(0.1, 1, 10)[:, None], np.linspace(0.1, 1, 10))
     with pytest.raises(ProfileError, match="jackknife"):
         calibrate(model, np.ones((5, 1)), np.ones(5), method="bootstrap")
-    with pytest.raises(ProfileError, match="no hold-out rows"):
+    with pytest.raises(ProfileError, match="needs held-out configurations"):
         calibrate(model, np.ones((5, 1)), np.ones(5), method="split")

@@ -1,4 +1,4 @@
-"""Budgets as people write them; and every refusal says how to write it."""
+"""Budgets as users write them; every refusal has a spelling that is accepted."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ UREG = pint.UnitRegistry()
         (MemoryBudget("64MiB"), MemoryBudget(64 * UREG.mebibyte)),
     ],
 )
-def test_equivalent_spellings(first: budgets.Budget, second: budgets.Budget) -> None:
+def test_equivalent_spellings_are_equal(first: budgets.Budget, second: budgets.Budget) -> None:
     assert first.quantity.dimension == second.quantity.dimension
     assert first.quantity.magnitude == pytest.approx(second.quantity.magnitude, rel=1e-12)
 
 
-def test_base_units() -> None:
+def test_limits_are_in_base_units() -> None:
     assert LatencyBudget("5ms").limit(dense=1.0) == pytest.approx(0.005)
     assert EnergyBudget("40mJ").limit(dense=1.0) == pytest.approx(0.040)
     assert FlopsBudget("1.2G").limit(dense=2e9) == 1.2e9
@@ -80,10 +80,10 @@ def test_base_units() -> None:
         (None, "not a quantity"),
         ([5], "not a quantity"),
         (UREG.Quantity(5, ""), "dimensionless"),
-        (5 * UREG.meter, "does not measure"),
+        (5 * UREG.meter, "meter is not a unit of"),
     ],
 )
-def test_refused_with_the_correction(kind: type[budgets.Budget], amount: object, found: str) -> None:
+def test_a_refusal_has_a_spelling_that_is_accepted(kind: type[budgets.Budget], amount: object, found: str) -> None:
     with pytest.raises(BudgetError, match=found) as caught:
         kind(amount)
     message = str(caught.value)
@@ -100,26 +100,26 @@ def test_refused_with_the_correction(kind: type[budgets.Budget], amount: object,
         (LatencyBudget, "-5ms", "negative"),
         (LatencyBudget, "0ms", "zero"),
         (LatencyBudget, "nan ms", "finite"),
-        (LatencyBudget, "40mJ", "that is energy, and LatencyBudget limits time"),
-        (LatencyBudget, 40 * mJ, "that is energy"),
-        (LatencyBudget, 5 * UREG.joule, "does not measure time"),
-        (EnergyBudget, "5ms", "that is time"),
+        (LatencyBudget, "40mJ", "LatencyBudget limits time, not energy"),
+        (LatencyBudget, 40 * mJ, "not energy"),
+        (LatencyBudget, 5 * UREG.joule, "joule is not a unit of time"),
+        (EnergyBudget, "5ms", "not time"),
         (MemoryBudget, "64M", "'64MB' or '64MiB'|'64MiB' or '64MB'"),
         (MemoryBudget, "64mb", "'64MB'"),
         (FlopsBudget, "1.2GFLOPS", "'1.2GFLOPs'"),
         (FlopsBudget, "1.2g", "'1.2G'"),
-        (ParamsBudget, "64MiB", "that is memory"),
+        (ParamsBudget, "64MiB", "not memory"),
         (LatencyBudget, 5, r"LatencyBudget\('5ms'\)"),
         (FlopsBudget, 0.5, r"FlopsBudget\('50%'\)"),
         (ParamsBudget, 2000000, r"ParamsBudget\('2Mparams'\)"),
     ],
 )
-def test_hint_fits_the_mistake(kind: type[budgets.Budget], amount: object, hint: str) -> None:
+def test_the_remedy_fits_the_mistake(kind: type[budgets.Budget], amount: object, hint: str) -> None:
     with pytest.raises(BudgetError, match=hint):
         kind(amount)
 
 
-def test_above_dense_is_refused_when_dense_is_known() -> None:
+def test_a_limit_above_the_dense_network_is_refused() -> None:
     with pytest.raises(BudgetError, match=r"above the dense network's 3.2 ms.*LatencyBudget\('1.6ms'\).*'50%'"):
         LatencyBudget("5ms").limit(dense=0.0032)
     assert LatencyBudget("100%").limit(dense=0.0032) == 0.0032
@@ -144,7 +144,7 @@ def test_latency_budget_takes_target_quantile_confidence_profile() -> None:
     "arguments",
     [{"quantile": 0}, {"quantile": 1.0}, {"quantile": 95}, {"confidence": 90}, {"confidence": 0.0}, {"target": ""}],
 )
-def test_bad_options(arguments: dict[str, object]) -> None:
+def test_wrong_options_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(BudgetError, match=next(iter(arguments))):
         LatencyBudget("5ms", **arguments)  # type: ignore[arg-type]
 
@@ -160,7 +160,7 @@ def test_budgets_are_frozen_and_typed() -> None:
 @given(
     st.floats(1e-6, 1e6), st.sampled_from(sorted(symbol for symbol, unit in UNITS.items() if unit.dimension == "time"))
 )
-def test_what_is_formatted_can_be_read_back(number: float, symbol: str) -> None:
+def test_formatted_quantities_can_be_parsed_again(number: float, symbol: str) -> None:
     quantity = parse(f"{number!r}{symbol}", "time")
     again = parse(format_magnitude(quantity.magnitude, "time", digits=17), "time")
     assert again.magnitude == pytest.approx(quantity.magnitude, rel=1e-12)
