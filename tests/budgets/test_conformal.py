@@ -79,7 +79,7 @@ def test_jackknife_models_have_not_seen_their_configuration(
 
 
 class _Wavy(PhysicsNNLS):
-    """Physics times an arbitrary ripple: of many such candidates, the one with the lowest cross-validated error is low by chance."""
+    """Physics times an arbitrary ripple; the lowest cross-validated error of many such candidates is low by chance."""
 
     def __init__(
         self, features: Any = None, *, ripple: int = 0, sizes: Any = None, blocks: Any = None, outside: str = "clip"

@@ -29,6 +29,7 @@ from budgets.selection import candidates
 from budgets.work_classes import physics_features
 from dsa_hw.errors import ProfileError
 
+Data = tuple[Any, np.ndarray, np.ndarray]
 ESTIMATORS = [
     PhysicsNNLS,
     PerOperationAdditive,
@@ -62,9 +63,7 @@ def test_estimators_pass_the_checks_of_scikit_learn(estimator: CostRegressor) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_estimators_work_in_a_pipeline_with_cross_validation(
-    data: tuple[Any, np.ndarray, np.ndarray], name: str
-) -> None:
+def test_estimators_work_in_a_pipeline_with_cross_validation(data: Data, name: str) -> None:
     groups, alpha, y = data
     estimator = candidates(groups)[name]
     again = clone(estimator)
@@ -76,7 +75,7 @@ def test_estimators_work_in_a_pipeline_with_cross_validation(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradient_equals_central_differences(data: tuple[Any, np.ndarray, np.ndarray], name: str) -> None:
+def test_gradient_equals_central_differences(data: Data, name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
     points = np.random.default_rng(7).uniform(0.25, 0.95, (6, 8))
@@ -107,7 +106,7 @@ def test_gradient_equals_central_differences(data: tuple[Any, np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "monotone boosting"])
-def test_torch_value_is_the_prediction(data: tuple[Any, np.ndarray, np.ndarray], name: str) -> None:
+def test_torch_value_is_the_prediction(data: Data, name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
     tensor = torch.tensor(alpha).reshape(4, 10, 8)
@@ -120,7 +119,7 @@ def test_torch_value_is_the_prediction(data: tuple[Any, np.ndarray, np.ndarray],
 @pytest.mark.parametrize(
     "name", ["physics", "physics, coarse", "flops", "physics, blocks of 16", "per operation", "monotone boosting"]
 )
-def test_monotone_models_do_not_fall_in_100000_pairs(data: tuple[Any, np.ndarray, np.ndarray], name: str) -> None:
+def test_monotone_models_do_not_fall_in_100000_pairs(data: Data, name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
     assert model.monotone
@@ -137,7 +136,7 @@ def test_monotone_models_do_not_fall_in_100000_pairs(data: tuple[Any, np.ndarray
         assert bool((smooth[1] >= smooth[0] * (1 - 1e-12)).all())
 
 
-def test_widths_give_the_same_model_as_keep_ratios(data: tuple[Any, np.ndarray, np.ndarray]) -> None:
+def test_widths_give_the_same_model_as_keep_ratios(data: Data) -> None:
     groups, alpha, y = data
     phi, widths = physics_features(groups), alpha * groups.sizes
     by_ratio, by_width = PhysicsNNLS(phi).fit(alpha, y), PhysicsNNLS(phi, sizes=groups.sizes).fit(widths, y)
@@ -147,9 +146,7 @@ def test_widths_give_the_same_model_as_keep_ratios(data: tuple[Any, np.ndarray, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_points_outside_the_range_are_clipped_refused_or_extrapolated(
-    data: tuple[Any, np.ndarray, np.ndarray], name: str
-) -> None:
+def test_points_outside_the_range_are_clipped_refused_or_extrapolated(data: Data, name: str) -> None:
     groups, alpha, y = data
     alpha = 0.3 + 0.5 * alpha
     low, high = alpha.min(0), alpha.max(0)
@@ -200,7 +197,7 @@ def test_data_that_cannot_be_costs_are_refused(kind: type[CostRegressor]) -> Non
         fitted.value(torch.ones(4))
 
 
-def test_features_of_another_network_are_refused(data: tuple[Any, np.ndarray, np.ndarray]) -> None:
+def test_features_of_another_network_are_refused(data: Data) -> None:
     groups, alpha, y = data
     with pytest.raises(ProfileError, match="X has 5 channel groups, but `features` has 8"):
         PhysicsNNLS(physics_features(groups)).fit(alpha[:, :5], y)

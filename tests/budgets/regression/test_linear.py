@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 
 from budgets.regression import (
     BilinearRidge,
-    GPResidual,
     PhysicsNNLS,
-    ResidualBoosting,
     TopologyQuadratic,
 )
 from budgets.selection import candidates
 from budgets.work_classes import physics_features
-
-
-def test_free_signs_are_not_called_monotone() -> None:
-    assert not any(kind.monotone for kind in (TopologyQuadratic, BilinearRidge, GPResidual, ResidualBoosting))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
