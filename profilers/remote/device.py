@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dsa_hw.errors import DsaError, MeasurementError
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.text import one_line
 from profilers.networks.loaded import Loaded
 from profilers.remote.agent import DTYPES
@@ -335,14 +336,14 @@ class AgentDevice:
 
     def _send(self, channel: Channel, blobs: dict[str, bytes]) -> None:
         """Send what the board lacks, from where the last attempt ended."""
-        from tqdm import tqdm
-
         have, _ = channel.exchange({"op": "announce", "artefacts": {k: len(v) for k, v in blobs.items()}})
         there = {k: int(have.get("have", {}).get(k, 0)) for k in blobs}
         missing = sum(len(v) - there[k] for k, v in blobs.items())
-        with tqdm(total=missing, unit="B", unit_scale=True, desc="sending", delay=2, leave=False, disable=None) as bar:
+        sent = 0
+        with Bar(shown=missing > _CHUNK) as bar:
             for name, data in blobs.items():
                 for start in range(there[name], len(data), _CHUNK):
                     part = data[start : start + _CHUNK]
                     channel.exchange({"op": "put", "artefact": name, "offset": start}, part)
-                    bar.update(len(part))
+                    sent += len(part)
+                    bar.say("sending", sent / missing, f"{missing / 1e6:.0f} MB")

@@ -12,11 +12,13 @@ import sys
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError
 from dsa_hw.utils.text import one_line
 from profilers.targets.base import Loaded, Target, register
+from profilers.targets.torch import cuda_clock
 
 __all__ = ["TensorRT"]
 
@@ -49,8 +51,6 @@ class TensorRT(Target):
 
     def check(self) -> None:
         """Check GPU, version and, in a subprocess because it crashes without a GPU, the start of TensorRT."""
-        import torch
-
         trt = _module()
         if not self.device.startswith("cuda") or not torch.cuda.is_available():
             raise MissingDependencyError(
@@ -69,10 +69,6 @@ class TensorRT(Target):
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
         """Build the engine, bind inputs and outputs on the device, and time runs between CUDA events."""
-        import torch
-
-        from profilers.targets.torch import cuda_clock
-
         trt = _module()
         device = torch.device(self.device)
         with torch.cuda.device(device):
@@ -100,8 +96,6 @@ class TensorRT(Target):
 
     def describe(self) -> dict[str, str]:
         """Return version, device and builder settings, which are equal for TensorRT 10 and 11."""
-        import torch
-
         properties = torch.cuda.get_device_properties(torch.device(self.device))
         return {
             "tensorrt": _module().__version__,
@@ -129,8 +123,6 @@ class TensorRT(Target):
         return plan
 
     def _as_graph(self, enqueue: Any, stream: Any) -> Any:
-        import torch
-
         with torch.cuda.stream(stream):
             for _ in range(3):  # lazy initialisation must not be part of the captured graph
                 enqueue()
@@ -153,8 +145,6 @@ def _outputs(trt: Any, engine: Any) -> list[str]:
 
 def _bind(trt: Any, engine: Any, context: Any, inputs: tuple[Any, ...], device: Any) -> dict[str, Any]:
     """Return device tensors by name and give their addresses to ``context``; inputs in the order of the graph."""
-    import torch
-
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     wanted = [n for n in names if engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT]
     if len(wanted) != len(inputs):
