@@ -1,4 +1,4 @@
-"""Budgets and costs: cost as a function of the keep ratios, counted or fitted to measurements.
+"""Budgets, and costs as functions of the keep ratios, counted or fitted.
 
     model = budgets.fit(profile, groups)         # compares several estimators and calibrates a bound
     model.value(alpha), model.gradient(alpha), model.upper(alpha, 0.9), model.predict(configurations)

@@ -1,4 +1,4 @@
-"""Counted costs: FLOPs, parameters and peak activation memory, exact, from the channel groups.
+"""Counted costs: FLOPs, parameters and peak activation memory.
 
 A convolution with C_out x C_in weights of k x k on an oh x ow output costs 2 k k oh ow C_out C_in. Both channel counts
 are affine in the keep ratios, so it adds to A where both sides belong to groups, to B where one side is fixed (image
@@ -73,7 +73,10 @@ def activation_memory(groups: ChannelGroups) -> PeakCost:
 
 
 def quadratics(terms: Iterable[Term], sizes: Ints) -> tuple[Quadratic, Quadratic]:
-    """Return the sum of ``terms`` as a function of keep ratios, and of widths, where its coefficients are integers."""
+    """Return the sum of ``terms`` over keep ratios, and over widths.
+
+    Over widths the coefficients are integers.
+    """
     k = len(sizes)
     A, B, c = np.zeros((k, k)), np.zeros(k), 0.0  # noqa: N806
     for term in terms:
@@ -93,7 +96,10 @@ def quadratics(terms: Iterable[Term], sizes: Ints) -> tuple[Quadratic, Quadratic
 
 
 def _undominated(steps: Floats) -> Floats:
-    """Return the rows that can be the maximum for some alpha >= 0: those not below another one in every entry."""
+    """Return the rows that can be the maximum for some alpha >= 0.
+
+    These are the rows that are not below another one in every entry.
+    """
     steps = np.unique(steps, axis=0)
     keep = [
         i for i, row in enumerate(steps) if not any((row <= other).all() for j, other in enumerate(steps) if j != i)
@@ -103,7 +109,7 @@ def _undominated(steps: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """Common part of the counted costs: names and sizes of the groups, and tables in and out."""
+    """Common part of the counted costs."""
 
     name: str
     unit: str
@@ -111,7 +117,7 @@ class _Counted:
     sizes: Ints
 
     def predict(self, configurations: pd.DataFrame) -> pd.Series:
-        """Return the exact cost of each configuration; columns are group names, values integer widths."""
+        """Return the exact cost of configurations, a column of widths per group."""
         missing = [name for name in self.names if name not in configurations.columns]
         if missing:
             raise WidthError(
@@ -162,7 +168,10 @@ class AnalyticCost(_Counted):
 
 @dataclass(frozen=True, eq=False)
 class PeakCost(_Counted):
-    """Maximum of affine forms, F(alpha) = max over steps of (s_0 + s' alpha); ``steps`` is (T, 1 + K)."""
+    """Maximum of affine forms, F(alpha) = max over steps of (s_0 + s' alpha).
+
+    ``steps`` is (T, 1 + K), the constant first.
+    """
 
     steps: Floats = field(repr=False)
 
@@ -179,7 +188,7 @@ class PeakCost(_Counted):
         return (steps[:, 0] + alpha @ steps[:, 1:].T).max(-1).values
 
     def gradient(self, alpha: ArrayLike) -> Floats:
-        """Return the gradient of the step that attains the peak (the first of equals), shape (..., K)."""
+        """Return the gradient of the first step that attains the peak, (..., K)."""
         return self.steps[self._all(alpha).argmax(-1), 1:]
 
     def _all(self, alpha: ArrayLike) -> Floats:

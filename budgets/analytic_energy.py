@@ -1,4 +1,4 @@
-"""Estimated energy: joules from counted work and published energies per operation, without a measurement.
+"""Estimated energy: counted work times published energies per operation.
 
     E(alpha) = e_mac * MACs(alpha) + e_weights * weight bytes(alpha) + e_activations * activation bytes(alpha)
 
@@ -31,7 +31,7 @@ __all__ = ["EstimatedEnergy", "estimated_energy"]
 
 @dataclass(frozen=True, eq=False)
 class EstimatedEnergy(AnalyticCost):
-    """Estimated energy of one inference in joules, as a function of the keep ratios; see the module."""
+    """Estimated energy of one inference in joules; see the module."""
 
     technology: Technology = field(kw_only=True)
 
@@ -60,7 +60,7 @@ def estimated_energy(groups: Groups, given: str | Path | Mapping[str, Any] | Tec
 
 
 def _terms(operation: Operation, chosen: Technology) -> Iterator[Term]:
-    """Yield the energy of one operation: multiply-adds, weights read, activations read and written."""
+    """Yield the terms of the energy of one operation."""
     for term in operation.flops:
         yield Term(chosen.joules_per_mac / 2 * term.scale, term.factors)  # two FLOPs are one multiply-add
     for term in operation.weights:
@@ -71,7 +71,10 @@ def _terms(operation: Operation, chosen: Technology) -> Iterator[Term]:
 
 
 def _is_fused(operation: Operation) -> bool:
-    """Whether the operation maps one tensor to one of the same size without multiply-adds, so that it is fused."""
+    """Whether the operation is fused with the one before.
+
+    It maps one tensor to one of the same size without multiply-adds.
+    """
     if operation.flops or len(operation.inputs) != 1:
         return False
     (source,), output = operation.inputs, operation.output

@@ -25,7 +25,10 @@ __all__ = ["Blocks"]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Effective keep ratios e(alpha C) / C for blocks of ``block`` channels and groups of ``sizes`` (K,)."""
+    """Effective keep ratios e(alpha C) / C for blocks of channels.
+
+    ``block`` is the number of channels of a block, ``sizes`` (K,) those of the groups.
+    """
 
     block: int
     sizes: tuple[int, ...]
@@ -47,7 +50,7 @@ class Blocks:
 
     @cached_property
     def _parts(self) -> tuple[Floats, Floats, Floats]:
-        """Least effective ratio, ratio at which the last partial block begins, and its extra slope; each (K,)."""
+        """Least ratio, ratio at the last partial block, its extra slope; each (K,)."""
         sizes = np.array(self.sizes, np.float64)
         full = np.floor(sizes / self.block) * self.block
         partial = (full > 0) & (full < sizes)
@@ -61,7 +64,10 @@ class Blocks:
         return np.maximum(x, least) + np.maximum(x - begin, 0.0) * extra
 
     def slope(self, alpha: ArrayLike) -> Floats:
-        """Return the derivative of each effective keep ratio, (..., K); at a corner, that of the upper side."""
+        """Return the derivative of each effective keep ratio, (..., K).
+
+        At a corner it is that of the upper side.
+        """
         x = np.asarray(alpha, np.float64)
         least, begin, extra = self._parts
         return (x >= least) + (x >= begin) * extra

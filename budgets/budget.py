@@ -43,7 +43,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Budget:
-    """Upper limit on one cost, absolute or as a share of the dense network; use one of its subclasses.
+    """Upper limit on one cost, absolute or as a share of the dense network.
+
+    This class is abstract; use one of its subclasses.
 
     Args:
         amount: A string with a unit (``"5ms"``), a share (``"50%"``) or a ``dsa_hw.units`` quantity (``5 * ms``).
@@ -79,7 +81,7 @@ class Budget:
         return self.quantity.dimension == "fraction"
 
     def limit(self, dense: float) -> float:
-        """Return the limit in base units (s, J, B, FLOPs, parameters), given the dense network's cost.
+        """Return the limit in base units, given the dense network's cost.
 
         >>> FlopsBudget("50%").limit(dense=3e9)
         1500000000.0
@@ -109,7 +111,7 @@ class Budget:
         return format_magnitude(value, self.dimension)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON from which `from_dict` makes an equal budget; the amount keeps every digit.
+        """Return plain data from which `from_dict` makes an equal budget.
 
         Code and files (an energy counter, a technology of the user's own) are not written: ``"own"`` lists their names.
         A profile is left out.
@@ -184,7 +186,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class CountedBudget(Budget):
-    """A budget on a cost that is computed from the channel groups, exactly or by a published model."""
+    """A budget on a cost that is computed from the channel groups."""
 
     def cost(self, groups: ChannelGroups) -> AnalyticCost | PeakCost:
         """Return the cost as a function of the keep ratios."""
@@ -251,7 +253,7 @@ class MemoryBudget(CountedBudget):
 
 @dataclass(frozen=True)
 class EstimatedEnergyBudget(CountedBudget):
-    """Energy of one inference, estimated from counted work and published energies per operation.
+    """Energy of one inference, estimated from counted work.
 
     >>> print(EstimatedEnergyBudget("40uJ", technology="7nm-int8"))
     estimated energy <= 40 uJ
@@ -346,7 +348,7 @@ class LatencyBudget(MeasuredBudget):
             )
 
     def __str__(self) -> str:
-        """Return, for example, ``latency <= 5 ms on onnxruntime/cpu``; a quantile other than the median is named."""
+        """Return, for example, ``latency <= 5 ms on onnxruntime/cpu``."""
         tail = "" if self.quantile == 0.5 else f" in {100 * self.quantile:g}% of runs"
         return super().__str__() + tail
 

@@ -92,11 +92,17 @@ class Calibration:
         return rank
 
     def upper(self, alpha: Floats, confidence: float) -> tuple[Floats, NDArray[np.intp]]:
-        """Return the upper bound at keep ratios (n, K), shape (n,), and the index of the ratio that attains it."""
+        """Return the upper bound at keep ratios (n, K), shape (n,).
+
+        The second value is the index of the ratio that attains it, (n,).
+        """
         return self._order(alpha, self.rank(confidence))
 
     def lower(self, alpha: Floats, confidence: float) -> tuple[Floats, NDArray[np.intp]]:
-        """Return the lower bound, the floor((n + 1)(1 - c))-th smallest, and the index of the ratio that attains it."""
+        """Return the lower bound, the floor((n + 1)(1 - c))-th smallest.
+
+        The second value is the index of the ratio that attains it, (n,).
+        """
         return self._order(alpha, len(self.ratios) + 1 - self.rank(confidence))
 
     def _order(self, alpha: Floats, rank: int) -> tuple[Floats, NDArray[np.intp]]:
@@ -105,7 +111,10 @@ class Calibration:
         return np.take_along_axis(predictions, index[:, None], -1)[:, 0], index
 
     def upper_gradient(self, alpha: Floats, confidence: float) -> Floats:
-        """Return the gradient of ``upper`` (n, K): that of the model which attains the bound."""
+        """Return the gradient of ``upper`` at (n, K), shape (n, K).
+
+        It is that of the model which attains the bound.
+        """
         _, index = self.upper(alpha, confidence)
         rows = [
             self.ratios[i] * self.models[self.owner[i]].slope(point[None])[0]
@@ -176,7 +185,10 @@ def fit_rows(
     kept: NDArray[np.intp],
     anchor: tuple[Floats, Floats] | None,
 ) -> CostRegressor:
-    """Return a copy of ``estimator``, fitted to the ``kept`` rows of alpha (n, K) and y (n,) and to the anchor."""
+    """Return a copy of ``estimator``, fitted to some rows and the anchor.
+
+    The ``kept`` rows are those of alpha (n, K) and y (n,).
+    """
     model = clone(estimator)
     inputs, costs = alpha[kept], y[kept]
     if anchor is not None:

@@ -1,4 +1,4 @@
-"""Fitted cost models: prediction, gradient, calibrated bounds and where the model comes from, in memory and on disk."""
+"""Fitted cost models: prediction, gradient, calibrated bounds, files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
-    """Cost of a network on a target as a function of the keep ratios, made by ``budgets.fit``.
+    """Cost of a network on a target as a function of the keep ratios.
+
+    ``budgets.fit`` makes it and has an example.
 
     All costs are in ``provenance.unit``. K is the number of channel groups.
 
@@ -102,7 +104,10 @@ class CostModel:
         return self.estimator.at(rows).reshape(x.shape[:-1])
 
     def value(self, alpha: torch.Tensor, confidence: float | None = None) -> torch.Tensor:
-        """Return the differentiable cost at keep ratios (..., K), shape (...); with ``confidence``, its upper bound."""
+        """Return the differentiable cost at keep ratios (..., K), shape (...).
+
+        With ``confidence``, return its upper bound.
+        """
         return self.estimator.value(alpha) if confidence is None else self.calibration.upper_value(alpha, confidence)
 
     def gradient(self, alpha: ArrayLike, confidence: float | None = None) -> Floats:
@@ -112,12 +117,15 @@ class CostModel:
         return slope.reshape(x.shape)
 
     def upper(self, alpha: ArrayLike, confidence: float = 0.9) -> Floats:
-        """Return the bound that the cost at keep ratios (..., K) does not exceed with ``confidence``, shape (...)."""
+        """Return the upper bound at keep ratios (..., K), shape (...).
+
+        The cost does not exceed it with ``confidence``; see ``budgets.conformal``.
+        """
         x, rows = self._points(alpha)
         return self.calibration.upper(rows, confidence)[0].reshape(x.shape[:-1])
 
     def lower(self, alpha: ArrayLike, confidence: float = 0.9) -> Floats:
-        """Return the bound that the cost at keep ratios (..., K) exceeds with ``confidence``, shape (...)."""
+        """Return the lower bound at keep ratios (..., K), shape (...)."""
         x, rows = self._points(alpha)
         return self.calibration.lower(rows, confidence)[0].reshape(x.shape[:-1])
 
@@ -132,7 +140,7 @@ class CostModel:
         return x, x.reshape(-1, len(self.names))
 
     def predict(self, configurations: pd.DataFrame) -> pd.Series[float]:
-        """Return the cost of configurations: a row each, a column of widths for each channel group.
+        """Return the cost of configurations, a column of widths per channel group.
 
         Raises:
             WidthError: A channel group is missing, or a width is not between 1 and the group's size.
@@ -157,7 +165,9 @@ class CostModel:
         return float(self(np.ones(len(self.names))))
 
     def shares(self, alpha: ArrayLike | None = None) -> pd.Series[float]:
-        """Return the share of each channel group in the cost at ``alpha`` (K,), the dense network by default.
+        """Return the share of each channel group in the cost at ``alpha`` (K,).
+
+        The default is the dense network.
 
         The share is alpha_k dF/dalpha_k, divided by its sum over the groups.
         """
@@ -167,7 +177,10 @@ class CostModel:
         return pd.Series(effect / total if total > 0 else effect, index=list(self.names), name=self.provenance.quantity)
 
     def half_width(self, confidence: float = 0.9) -> float:
-        """Return how far the upper bound is above the prediction, relative: median over the fitted configurations."""
+        """Return the relative distance of the upper bound from the prediction.
+
+        It is the median over the fitted configurations.
+        """
         if self.fitted is None:
             points = np.ones((1, len(self.names)))
         else:
@@ -175,7 +188,7 @@ class CostModel:
         return float(np.median(self.upper(points, confidence) / self(points) - 1))
 
     def save(self, path: str | Path) -> Path:
-        """Write the model as JSON; `load_cost_model` reads it. The file appears complete or not at all."""
+        """Write the model as JSON, which `load_cost_model` reads."""
         maps: list[FeatureMap] = []
         state = {
             "format": _FORMAT,
@@ -203,7 +216,7 @@ class CostModel:
         return Path(path)
 
     def plot(self, path: str | Path, confidence: float = 0.9) -> Path:
-        """Draw the fit, the candidates and the cost by channel group to ``path`` (.png, .svg, .pdf)."""
+        """Draw the model to ``path`` (.png, .svg, .pdf)."""
         return plot_cost_model(self, path, confidence)
 
     def __repr__(self) -> str:
@@ -243,6 +256,20 @@ def load_cost_model(
 
     Raises:
         ProfileError: The file cannot be read, is not a cost model, or is one of another network, target or environment.
+
+    Example:
+        >>> import tempfile, budgets, pandas as pd, torch, dsa_hw
+        >>> from budgets.regression import PhysicsNNLS
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.Conv2d(8, 4, 1))
+        >>> groups = dsa_hw.find_groups(net, (torch.zeros(1, 3, 8, 8),))
+        >>> table = pd.DataFrame({groups.names[0]: range(1, 9)})
+        >>> table["seconds"] = 1e-3 + 1e-4 * table[groups.names[0]]
+        >>> model = budgets.fit(table, groups, target="my board", candidates={"physics": PhysicsNNLS()})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = model.save(f"{folder}/latency.json")
+        ...     again = budgets.load_cost_model(path, groups, target="my board")
+        >>> round(again.dense, 6)
+        0.0018
     """
     remedy = "Make it with dsa-hw fit."
     try:

@@ -36,7 +36,9 @@ def dense_value(terms: Iterable[Term]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class FeatureMap:
-    """Map of keep ratios (..., K) to features phi (..., d): T products of two affine forms.
+    """Map of keep ratios (..., K) to features phi (..., d).
+
+    It is a sum of T products of two affine forms.
 
     Attributes:
         names: Of the d features.
@@ -62,7 +64,9 @@ class FeatureMap:
     def from_terms(
         cls, terms: Mapping[str, Sequence[Term]], size: int, classes: Mapping[str, str] | None = None
     ) -> FeatureMap:
-        """Build a map from the terms of each feature; features that are zero at alpha = 1 are dropped.
+        """Build a map from the terms of each feature.
+
+        Features that are zero at alpha = 1 are dropped.
 
         Args:
             terms: Feature -> its terms.
@@ -100,7 +104,10 @@ class FeatureMap:
 
     @classmethod
     def monomials(cls, size: int, pairs: Iterable[tuple[int, int]], linear: Iterable[int] | None = None) -> FeatureMap:
-        """Build ``1``, ``alpha_i`` for i in ``linear`` (default: all), ``alpha_i alpha_j`` for (i, j) in ``pairs``."""
+        """Build the map of monomials.
+
+        They are 1, ``alpha_i`` for i in ``linear`` (default: all) and ``alpha_i alpha_j`` for (i, j) in ``pairs``.
+        """
         eye = np.eye(size)
         ones, zeros = Count(1.0, np.zeros(size)), 0.0
         singles = range(size) if linear is None else linear
@@ -145,7 +152,7 @@ class FeatureMap:
         return result.index_add(-1, torch.as_tensor(self.owner, device=alpha.device), products)
 
     def jacobian(self, alpha: ArrayLike) -> Floats:
-        """Return dphi/dalpha at keep ratios (..., K), shape (..., d, K), by the product rule."""
+        """Return dphi/dalpha at keep ratios (..., K), shape (..., d, K)."""
         x = np.asarray(alpha, np.float64)
         u, v = x @ self.left.T + self.left0, x @ self.right.T + self.right0
         rows = u[..., :, None] * self.right + v[..., :, None] * self.left
@@ -159,7 +166,7 @@ class FeatureMap:
         return Quadratic(0.5 * (half + half.T), linear, float((w * self.left0) @ self.right0))
 
     def _sum(self, rows: Floats, axis: int) -> Floats:
-        """Add the terms of each feature along ``axis``: terms are stored feature by feature, in segments."""
+        """Add the terms of each feature along ``axis``."""
         return np.add.reduceat(rows, self._starts, axis=axis)
 
     @cached_property
@@ -167,13 +174,19 @@ class FeatureMap:
         return np.searchsorted(self.owner, np.arange(len(self.names)))
 
     def aggregate(self) -> tuple[tuple[str, ...], NDArray[np.intp], Floats]:
-        """Return the m classes, the class of each feature (d,), and its share of that class at alpha = 1 (d,)."""
+        """Return the classes, the class of each feature (d,), and its share (d,).
+
+        The share is that of the feature in its class at alpha = 1.
+        """
         names = tuple(dict.fromkeys(self.classes))
         index = np.array([names.index(name) for name in self.classes])
         return names, index, self.dense / np.bincount(index, self.dense)[index]
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Return the groups (i <= j) that meet in a product: the sparsity pattern of the paper's F_A."""
+        """Return the pairs of groups (i <= j) that meet in a product.
+
+        This is the sparsity pattern of the paper's F_A.
+        """
         met = (np.abs(self.left).T @ np.abs(self.right)) > 0
         i, j = np.nonzero(np.triu(met | met.T))
         return tuple(zip(i.tolist(), j.tolist(), strict=True))

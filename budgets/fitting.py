@@ -1,4 +1,4 @@
-"""Fit a cost model to a profile: compare candidates, refit, calibrate, test on what was held out."""
+"""Fit a cost model to a profile: compare candidates, refit, calibrate, test."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _errors(comparison: CandidateComparison, estimator: CostRegressor, held: tup
 
 
 def _flops_shares(groups: Groups | None) -> dict[str, float] | None:
-    """Return the share of each group in the FLOPs, alpha dF/dalpha at 1, to compare with its share in the cost."""
+    """Return the share of each group in the FLOPs, alpha dF/dalpha at 1."""
     if groups is None:
         return None
     phi = physics_features(groups, "coarse")

@@ -99,7 +99,10 @@ def _predicted_against_measured(axes: Axes, model: CostModel, confidence: float)
 
 
 def _running(values: Any, width: int = 7) -> Any:
-    """Median over neighbours: the bound depends on the whole configuration, the axis shows its cost only."""
+    """Return the running median.
+
+    The bound depends on the whole configuration, and the axis shows only its cost.
+    """
     half = width // 2
     return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 

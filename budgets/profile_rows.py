@@ -125,7 +125,7 @@ def read_rows(
 
 
 def _as_profile(profile: Profile | pd.DataFrame, groups: Groups | None, target: str | None) -> Profile:
-    """Return the profile, or make one of a plain table; refuse another network or target."""
+    """Return a profile of this network and target, also of a plain table."""
     if isinstance(profile, pd.DataFrame):
         if "names" in profile.attrs:
             profile = Profile.from_metadata(profile, {str(key): value for key, value in profile.attrs.items()})

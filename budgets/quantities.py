@@ -1,4 +1,4 @@
-"""Parse quantities as a user writes them: ``"5ms"``, ``"60%"``, ``"1.2G"``, ``5 * ms`` or a pint quantity.
+"""Parse quantities: ``"5ms"``, ``"60%"``, ``"1.2G"``, ``5 * ms`` or pint's.
 
 Nothing is guessed. A bare number has no unit, ``"5MS"`` is not milliseconds, ``"64M"`` could be megabytes or mebibytes:
 each is refused with the spelling that would have been accepted.
@@ -117,7 +117,7 @@ def _same_dimension(quantity: Quantity, dimension: str, who: str, text: object) 
 
 
 def _remedy(who: str, dimension: str, number: object = None) -> str:
-    """Return spellings that are accepted, with the user's own number where that makes sense."""
+    """Return spellings that are accepted, with the user's number if it fits."""
     first, second, share = _EXAMPLES[dimension]
     if isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and number > 0:
         unit = {"time": "ms", "energy": "mJ", "memory": "MiB"}.get(dimension)
@@ -131,7 +131,7 @@ def _remedy(who: str, dimension: str, number: object = None) -> str:
 
 
 def _nearest(number: str, symbol: str, dimension: str) -> str:
-    """Return units of the right dimension that differ in case only, or that a bare prefix could mean."""
+    """Return units that differ in case only, or that a prefix could mean."""
     folded = symbol.casefold().replace(" ", "")
     near = [name for name, unit in UNITS.items() if unit.dimension == dimension and name.casefold() == folded]
     if not near and dimension == "memory":

@@ -1,4 +1,4 @@
-"""Estimators as JSON: readable, without pickles and without private attributes of scikit-learn.
+"""Estimators as JSON, without pickles.
 
 An estimator is its class name, its constructor arguments and the attributes that it learnt. Arrays are nested lists (a
 Python float survives JSON bit for bit). Feature maps, which several models share, are stored once and referred to by
@@ -24,7 +24,10 @@ __all__ = ["decode", "encode", "encode_frame", "to_json"]
 
 
 def encode(value: Any, maps: list[FeatureMap]) -> Any:
-    """Return ``value`` as plain data; its feature maps are appended to ``maps`` and replaced by their numbers."""
+    """Return ``value`` as plain data.
+
+    Its feature maps are appended to ``maps`` and replaced by their numbers.
+    """
     if isinstance(value, FeatureMap):
         for number, known in enumerate(maps):
             if known is value or known.same(value):
@@ -48,7 +51,7 @@ def encode(value: Any, maps: list[FeatureMap]) -> Any:
 
 
 def decode(state: Any, maps: list[FeatureMap]) -> Any:
-    """Return the value that `encode` wrote; an estimator must be one of ``budgets.regression``.
+    """Return the value that `encode` wrote.
 
     Raises:
         ProfileError: The estimator is unknown.

@@ -1,4 +1,4 @@
-"""Technologies: published energies of one multiply-add and of one byte at each level of memory."""
+"""Published energies of multiply-adds and of bytes at each level of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PICO: Final = 1e-12
 
 @dataclass(frozen=True)
 class Technology:
-    """Energy of one multiply-add and of one byte at each level of memory, in picojoules.
+    """Energies of one multiply-add and of one byte per level of memory.
 
     Attributes:
         name: Of the technology, for reports.
@@ -64,7 +64,7 @@ class Technology:
         return _PICO * self.mac
 
     def joules_per_number(self, what: str) -> float:
-        """Return the joules of one number on the path of ``what``, "weights" or "activations"."""
+        """Return the joules of one number of the "weights" or "activations"."""
         return _PICO * self.width * sum(self.byte[level] for level in self.paths[what])
 
 

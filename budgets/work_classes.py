@@ -1,4 +1,4 @@
-"""Physics features of a network: its work by class of operation, as exact functions of the keep ratios.
+"""Physics features: work by class of operation, exact in the keep ratios.
 
 Each feature adds up one class of work over the network's operations: multiply-adds of dense, pointwise and depthwise
 convolutions and of matrix products, bytes read and written by each kind of operation, bytes of weights.
@@ -66,7 +66,9 @@ GRANULARITIES: Final = ("coarse", "classes", "operations")
 
 
 def work_class(operation: Operation) -> str:
-    """Return the class of an operation's multiply-adds: "pointwise", "spatial", "depthwise" or "matrix".
+    """Return the class of an operation's multiply-adds.
+
+    It is "pointwise", "spatial", "depthwise" or "matrix".
 
     The kernel size is not needed. With ``P = flops / (2 weights)`` output positions, ``weights / C_out`` reads for each
     output and ``inputs / P`` input elements for each output position, the ratio ``(weights / C_out) / (inputs / P)`` is

@@ -1,4 +1,4 @@
-"""The profile: measured configurations of one network on one target, passed from profilers to budgets."""
+"""The profile that passes from profilers to budgets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["QUANTITIES", "MeasuredQuantity", "Profile"]
 
 
 class MeasuredQuantity(NamedTuple):
-    """How a measured quantity is stored: the column of its values, their unit and its ``dsa_hw.units`` dimension."""
+    """Column, unit and ``dsa_hw.units`` dimension of a measured quantity."""
 
     column: str
     unit: str
@@ -107,12 +107,15 @@ class Profile:
         return QUANTITIES[self.quantity].unit
 
     def metadata(self) -> dict[str, Any]:
-        """Return everything but the table, as plain data for JSON; `from_metadata` reads it back."""
+        """Return everything but the table, as plain data."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "table"}
 
     @classmethod
     def from_metadata(cls, table: pd.DataFrame, metadata: Mapping[str, Any]) -> Profile:
-        """Make a profile of a table and what `metadata` returned; fields of other versions are ignored."""
+        """Make a profile of a table and what `metadata` returned.
+
+        Unknown fields are ignored.
+        """
         known = {f.name for f in dataclasses.fields(cls)} - {"table"}
         return cls(table, **{name: value for name, value in metadata.items() if name in known})
 

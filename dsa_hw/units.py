@@ -1,4 +1,4 @@
-"""Units of budgets: ``5 * ms``, ``40 * mJ``, ``64 * MiB``, ``1.2 * GFLOPs``, ``60 * percent``.
+"""Units of budgets: ``5 * ms``, ``40 * mJ``, ``64 * MiB``, ``60 * percent``.
 
 A unit has a dimension and a factor to the base unit of that dimension (second, joule, byte, FLOP, parameter, the dense
 network). `UNITS` is the only list of units in the project; strings such as ``"5ms"`` are parsed with it too
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with a dimension: ``magnitude`` is in the base unit of ``dimension`` (see `BASE_UNITS`)."""
+    """A number in the base unit of a dimension (see `BASE_UNITS`)."""
 
     magnitude: float
     dimension: str
@@ -133,7 +133,9 @@ _READABLE: Final[dict[str, tuple[str, ...]]] = {
 
 
 def format_magnitude(magnitude: float, dimension: str, digits: int = 4) -> str:
-    """Format a magnitude in base units with the largest unit that leaves a number of at least 1.
+    """Format a magnitude in a readable unit.
+
+    It is the largest unit that leaves a number of at least 1.
 
     >>> format_magnitude(0.00493, "time")
     '4.93 ms'

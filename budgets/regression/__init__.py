@@ -1,4 +1,4 @@
-"""Cost estimators: scikit-learn regressors over keep ratios with ``predict``, ``gradient`` and torch ``value``."""
+"""Cost estimators: scikit-learn regressors over keep ratios."""
 
 from __future__ import annotations
 

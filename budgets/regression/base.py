@@ -1,4 +1,4 @@
-"""Base class of the cost estimators: validation, units of X, and behaviour outside the profiled range."""
+"""Base class of the cost estimators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTSIDE: Final = ("extrapolate", "clip", "refuse")
 
 
 class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Cost F(alpha) fitted to measurements, with ``predict``, ``gradient`` and a differentiable torch ``value``.
+    """Cost F(alpha) fitted to measurements.
 
     It follows scikit-learn's conventions: the constructor stores, ``fit`` validates, learnt attributes end in ``_``.
     Costs are times or energies, so ``y`` must be positive, and errors are relative: a fit minimises the squares of
@@ -58,7 +58,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.outside = outside
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
-        """Fit to keep ratios X (n, K) (or widths, see ``sizes``) and positive costs y (n,)."""
+        """Fit to keep ratios (or widths) X (n, K) and positive costs y (n,)."""
         alpha, cost = self._validate(X, y)
         self._fit(alpha, cost)
         return self
@@ -68,17 +68,26 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.at(self._check(X))
 
     def gradient(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """Return the exact derivative of the cost by X (n, K), shape (n, K); 0 in directions that were clipped."""
+        """Return the exact derivative of the cost by X (n, K), shape (n, K).
+
+        It is 0 in directions that were clipped.
+        """
         slope = self.slope(self._check(X))
         return slope if self.sizes is None else slope / np.asarray(self.sizes, np.float64)
 
     def at(self, alpha: Floats) -> Floats:
-        """Return the cost at finite float64 keep ratios (n, K), without validation, for inner loops."""
+        """Return the cost at keep ratios (n, K), without validation.
+
+        They must be finite float64. For inner loops.
+        """
         inside = self._inside(alpha)
         return self._predict(inside if self.blocks is None else self.blocks(inside))
 
     def slope(self, alpha: Floats) -> Floats:
-        """Return the gradient at finite float64 keep ratios (n, K), without validation, for inner loops."""
+        """Return the gradient at keep ratios (n, K), without validation.
+
+        They must be finite float64. For inner loops.
+        """
         inside = self._inside(alpha)
         if self.blocks is None:
             slope = self._gradient(inside)
@@ -87,7 +96,10 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return slope if inside is alpha else np.where(alpha == inside, slope, 0.0)
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        """Return the differentiable cost at keep ratios (..., K) (widths, if ``sizes`` was given), shape (...)."""
+        """Return the differentiable cost at keep ratios (..., K), shape (...).
+
+        With ``sizes``, at widths.
+        """
         check_is_fitted(self)
         if alpha.shape[-1] != self.n_features_in_:
             raise ProfileError(

@@ -1,4 +1,4 @@
-"""Gradient boosting on top of a physical model, with a smooth surrogate for gradients."""
+"""Gradient boosting on a physical model, with a smooth surrogate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIECE: Final = 5_000_000
 
 
 class _Boosting(CostRegressor):
-    """``F = base^p exp(b + r * sum of trees on the features)``; see the two classes below."""
+    """Common part: ``F = base^p exp(b + r * sum of trees on the features)``."""
 
     _power: ClassVar[float]
     _learnt: ClassVar[tuple[str, ...]] = (
@@ -158,7 +158,9 @@ class MonotoneBoosting(_Boosting):
 
 
 class ResidualBoosting(_Boosting):
-    """Boosting without constraint, ``F = base exp(b + trees)``, for costs that can fall and hundreds of rows.
+    """Boosting without constraint: ``F = base exp(b + trees)``.
+
+    For costs that can fall with a keep ratio, and for hundreds of rows.
 
     Gradients are those of a smooth surrogate, as in ``MonotoneBoosting``. F need not be monotone.
     """
@@ -168,7 +170,10 @@ class ResidualBoosting(_Boosting):
 
 
 def _paths(tree: object, rate: float) -> list[tuple[float, list[tuple[int, float, float]]]]:
-    """Each leaf's value times ``rate`` and the (feature, threshold, sign) of the splits that lead to it."""
+    """Return the leaves of a tree: value times ``rate``, and the path to it.
+
+    A path is the (feature, threshold, sign) of each split.
+    """
     left, right = tree.children_left, tree.children_right  # type: ignore[attr-defined]
     feature, threshold, value = tree.feature, tree.threshold, tree.value  # type: ignore[attr-defined]
     found: list[tuple[float, list[tuple[int, float, float]]]] = []
@@ -200,7 +205,10 @@ def _padded(
 
 
 def _leaves(phi: Floats, leaf: Floats, feature: NDArray[np.intp], threshold: Floats, sign: Floats) -> Floats:
-    """Value of each leaf where the path is taken, else 0: (n, L). A split sends x <= t to the left (sign -1)."""
+    """Return the value of each leaf where its path is taken, else 0: (n, L).
+
+    A split sends x <= t to the left (sign -1).
+    """
     right = phi[:, feature] > threshold
     taken = np.where(sign == 0, True, right == (sign > 0)).all(-1)
     return np.where(taken, leaf, 0.0)

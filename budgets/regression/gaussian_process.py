@@ -22,7 +22,9 @@ _NOISES: Final = tuple(10.0**k for k in np.arange(-3.0, 3.1, 0.5))
 
 
 class GPResidual(CostRegressor):
-    """``base(alpha) * (1 + g(alpha))`` with g a Gaussian process fitted to the relative residuals of ``base``.
+    """``base(alpha) * (1 + g(alpha))`` with a Gaussian process g.
+
+    g is fitted to the relative residuals of ``base``.
 
     Kernel: squared exponential in ``z_k = alpha_k sqrt(s_k)``, s_k the share of group k in the base's gradient at the
     mean of the data, so that groups without cost do not count in distances. Its length, and the ratio of noise to

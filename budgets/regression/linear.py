@@ -1,4 +1,4 @@
-"""Estimators that are linear in quadratic features of alpha, and so quadratic in alpha."""
+"""Estimators that are linear in features, and so quadratic in alpha."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ class PerOperationAdditive(LinearRegressor):
 
 
 class TopologyQuadratic(LinearRegressor):
-    """The paper's F = alpha' A alpha + B' alpha + c, with A[i, j] free where i and j meet in an operation.
+    """The paper's F = alpha' A alpha + B' alpha + c.
+
+    A[i, j] is free where groups i and j meet in an operation, and 0 elsewhere.
 
     Ridge on the monomials (all 1 at alpha = 1, the constant is not penalised), lambda by leave-one-out. The signs are
     free, so F need not be monotone. With ``features=None`` every pair of columns may meet: the full quadratic.
@@ -128,7 +130,9 @@ class TopologyQuadratic(LinearRegressor):
 
 
 class BilinearRidge(TopologyQuadratic):
-    """ECC's energy model (Yang et al., CVPR 2019): a constant and a coefficient per product of groups that meet.
+    """ECC's bilinear energy model (Yang et al., CVPR 2019).
+
+    It has a constant and a coefficient for each product of groups that meet.
 
     Ridge as in ``TopologyQuadratic``, without linear terms except for groups that meet no other (image input, logits,
     depthwise only). With ``features=None`` consecutive columns meet, as in ECC's chain of layers.
@@ -158,10 +162,9 @@ def _nnls(design: Floats, target: Floats) -> Floats:
 
 
 def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
-    """``argmin_{w >= 0} |design w - 1|^2 + lambda |w / prior - 1|^2`` with lambda by leave-one-out; w = 0 where prior =
-    0.
+    """Solve ``argmin_{w >= 0} |design w - 1|^2 + lambda |w / prior - 1|^2``.
 
-    The penalty is a block of extra rows, so it stays a non-negative least squares problem. On its active set S the
+    Lambda is chosen by leave-one-out; w = 0 where the prior is 0. The penalty is a block of extra rows, so it stays a non-negative least squares problem. On its active set S the
     solution is a ridge, whose leave-one-out residual is e_i / (1 - h_ii), h the diagonal of Z_S (Z_S'Z_S + lambda I)^-1
     Z_S'.
     """
@@ -186,7 +189,9 @@ def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
 
 
 def _ridge(design: Floats) -> tuple[Floats, float]:
-    """``argmin |design w - 1|^2 + lambda |w[1:]|^2 s^2`` with lambda by leave-one-out; column 0 is the free constant.
+    """Solve ``argmin |design w - 1|^2 + lambda |w[1:]|^2 s^2``.
+
+    Lambda is chosen by leave-one-out; column 0 is the free constant.
 
     There may be thousands of monomials and a few dozen rows, so solve in the rows (the kernel trick): project the
     constant out of rows and target, then w = Z'(ZZ' + lambda I)^-1 r; from one eigendecomposition of ZZ' every lambda

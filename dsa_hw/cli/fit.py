@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _groups(profile: Profile | pd.DataFrame, name: str | None) -> ChannelGroups:
-    """Return the channel groups of the profiled network, which is made again from its name."""
+    """Return the channel groups of the profiled network, made from its name."""
     from dsa_hw.channels import find_groups
     from dsa_hw.zoo.models import load_model
 
