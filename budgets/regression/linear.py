@@ -164,9 +164,9 @@ def _nnls(design: Floats, target: Floats) -> Floats:
 def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
     """Solve ``argmin_{w >= 0} |design w - 1|^2 + lambda |w / prior - 1|^2``.
 
-    Lambda is chosen by leave-one-out; w = 0 where the prior is 0. The penalty is a block of extra rows, so it stays a non-negative least squares problem. On its active set S the
-    solution is a ridge, whose leave-one-out residual is e_i / (1 - h_ii), h the diagonal of Z_S (Z_S'Z_S + lambda I)^-1
-    Z_S'.
+    Lambda is chosen by leave-one-out; w = 0 where the prior is 0. The penalty is a block of extra rows, so it stays a
+    non-negative least squares problem. On its active set S the solution is a ridge, whose leave-one-out residual is
+    e_i / (1 - h_ii), h the diagonal of Z_S (Z_S'Z_S + lambda I)^-1 Z_S'.
     """
     used = prior > 0
     scaled = design[:, used] * prior[used]
