@@ -74,7 +74,7 @@ class Trainer:
     >>> data = [(torch.randn(16, 3, 8, 8), torch.randint(4, (16,))) for _ in range(12)]
     >>> recipe = dsa_hw.Recipe(warm_up=0.5, allocation=1, finetune=0.5, lr=0.01)
     >>> result = dsa_hw.Trainer(model, groups, dsa_hw.FlopsBudget("50%"), data[:9], data[9:], recipe).run()
-    >>> result.model[0].out_channels == result.widths[0] < 8
+    >>> bool(result.model[0].out_channels == result.widths[0] < 8)
     True
     """
 
