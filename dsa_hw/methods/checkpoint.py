@@ -1,6 +1,6 @@
-"""A proposal on disk: the slow part of an allocation, kept so that the same call goes on after an interruption.
+"""Proposals on disk, so that the same call continues after an interruption and does not train again.
 
-The file holds tensors and text and is read with ``weights_only``; a file of another problem is not used.
+The file holds tensors and text and is read with ``weights_only``. A file of another problem is not used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import io
 import logging
 import pickle
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -22,21 +20,26 @@ import torch
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import solve
 from dsa_hw.training.fingerprints import UnstableError, fingerprint, fingerprint_loader
+from dsa_hw.utils.files import whole_file
+from dsa_hw.utils.text import one_line
 
-if TYPE_CHECKING:
-    from budgets import Budget
-
-__all__ = ["proposal_of"]
+__all__ = ["solve_or_resume"]
 
 _log = logging.getLogger(__name__)
 
 
-def proposal_of(problem: Problem, method: str, budgets: Sequence[Budget], folder: Path | None) -> Proposal:
-    """What the method proposes; in a folder it is kept, so that an interrupted call does not train again."""
+def solve_or_resume(problem: Problem, method: str, folder: Path | None) -> Proposal:
+    """Return the proposal of a method, or the one that an earlier call with the same problem left in a folder.
+
+    Args:
+        problem: What to solve. Its costs must have their budgets.
+        method: Name of the method.
+        folder: Where proposals are kept; None keeps nothing.
+    """
     if folder is None:
         return solve(problem, method)
     try:
-        path, key = folder / "proposal.pt", _key(problem, method, budgets)
+        path, key = folder / "proposal.pt", _key(problem, method)
     except UnstableError as error:
         _log.warning("This allocation cannot be continued after an interruption: it depends on %s.", error)
         return solve(problem, method)
@@ -55,15 +58,14 @@ def proposal_of(problem: Problem, method: str, budgets: Sequence[Budget], folder
         "importance": scores,
         "history": made.history.to_json(orient="split"),
     }
-    partial = path.with_name(path.name + ".partial")
-    torch.save(content, partial)
-    partial.replace(path)
+    with whole_file(path) as temporary:
+        torch.save(content, temporary)
     shutil.rmtree(unfinished, ignore_errors=True)
     return made
 
 
 def _kept(path: Path, key: str, problem: Problem) -> Proposal | None:
-    """A proposal of the same problem, None where the file is of another one or damaged."""
+    """Return a proposal of the same problem; None if the file is damaged or of another problem."""
     try:
         content = torch.load(path, weights_only=True)
         if content["key"] != key:
@@ -76,15 +78,15 @@ def _kept(path: Path, key: str, problem: Problem) -> Proposal | None:
             content["alpha"].numpy(), model, None if scores is None else [s.numpy() for s in scores], history
         )
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        _log.warning("%s cannot be used (%s); the allocation starts again", path, error)
+        _log.warning("%s cannot be used (%s). The allocation starts again.", path, one_line(error))
         return None
 
 
-def _key(problem: Problem, method: str, budgets: Sequence[Budget]) -> str:
-    """What a proposal depends on; of data that are not in memory, the first batch and the length."""
+def _key(problem: Problem, method: str) -> str:
+    """Return a hash of all that a proposal depends on; of data not in memory, the first batch and the length."""
     about = {
         "method": method,
-        "budgets": [b.to_dict() for b in budgets],
+        "budgets": [b.to_dict() for b in problem.costs.budgets],
         "limits": [f"{limit:.6g}" for limit in problem.costs.limits],
         "least": [f"{ratio:.6g}" for ratio in problem.least],
         "fingerprint": problem.groups.fingerprint,

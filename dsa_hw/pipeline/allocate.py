@@ -25,7 +25,7 @@ from dsa_hw.channels import find_groups
 from dsa_hw.channels.importance import Importance
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, ModelError
-from dsa_hw.methods.checkpoint import proposal_of
+from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import check_method
@@ -157,7 +157,7 @@ def allocate(
             options=options or {},
         )
         bar.say(f"allocating ({method})")
-        proposal = proposal or proposal_of(problem, method, wanted, folder)
+        proposal = proposal or solve_or_resume(problem, method, folder)
         networks = _Networks(problem, proposal, lines, min(_LONGEST, time_limit / 6), bar, settings or Settings())
         rounds = settle(
             lines,

@@ -68,7 +68,7 @@ def test_two_processes_are_interrupted_and_continue(images: Path, tmp_path: Path
     first.send_signal(signal.SIGINT)
     text = finished(first)
     assert first.returncode != 0, text
-    assert "stopped at step" in text, text
+    assert "Interrupted at step" in text, text
     assert not (out / "result.json").exists()
     stopped = torch.load(out / "checkpoint.pt", weights_only=True)["step"]
     assert 0 < stopped < 16
@@ -76,7 +76,7 @@ def test_two_processes_are_interrupted_and_continue(images: Path, tmp_path: Path
     second = start(images, out, *options)
     text = finished(second)
     assert second.returncode == 0, text
-    assert f"continuing at step {stopped} of 16" in text
+    assert f"Continuing at step {stopped} of 16" in text
     result = json.loads((out / "result.json").read_text())
     assert result["started_at_step"] == stopped
     assert result["processes"] == 2

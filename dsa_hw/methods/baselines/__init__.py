@@ -1,6 +1,6 @@
-"""The rivals of DSA, under the same groups, costs and limits: importing this package registers them as methods.
+"""Baselines: other methods under the same channel groups, costs and limits. Importing this package registers them.
 
-``docs/development/baselines.md`` says what each one is and how it differs from its paper.
+docs/development/baselines.md says what each one is and how it differs from its paper.
 """
 
 from dsa_hw.methods.baselines.annealing import annealing

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dsa_hw.errors import BudgetError
+from dsa_hw.methods.baselines._units import ranks
 from dsa_hw.methods.costs import last_feasible
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.rounding import allowed_widths
@@ -66,7 +67,7 @@ class Limits:
         owner = np.repeat(np.arange(self.sizes.size), self.sizes)
         score = np.concatenate(importance)
         floor = np.array([w[0] for w in self.allowed])
-        rank = np.concatenate([np.argsort(np.argsort(-s, kind="stable"), kind="stable") for s in importance])
+        rank = np.concatenate(ranks(importance))
         removable = np.flatnonzero(rank >= floor[owner])
         # Of equally important channels the last one of its group goes first.
         order = removable[np.lexsort((-rank[removable], score[removable]))]

@@ -1,38 +1,47 @@
-"""Settings of a rival: a frozen dataclass of its own, filled from ``problem.options``; unknown names are refused."""
+"""Options of the baselines: a frozen dataclass for each, filled from ``problem.options``."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TypeVar
 
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.problem import Problem
+from dsa_hw.methods.baselines._limits import Limits, dense_proposal
+from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.registry import Method, register_method
+from dsa_hw.utils.text import unknown_name
 
-__all__ = ["Compute", "Evaluation", "Nothing", "Training", "read"]
+__all__ = ["Compute", "Evaluation", "NoOptions", "Training", "baseline", "read_options"]
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """No setting."""
+class NoOptions:
+    """No options."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """How the network runs: ``precision`` "fp32" or "bf16" (autocast), and the channels-last memory format."""
+    """How the network runs.
+
+    Attributes:
+        precision: "fp32" or "bf16" (autocast).
+        channels_last: Whether to use the channels-last memory format.
+    """
 
     precision: str = "fp32"
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run."""
+        """Check the values."""
         if self.precision not in ("fp32", "bf16"):
-            raise DsaError(f"precision must be 'fp32' or 'bf16'; found {self.precision!r}")
+            raise DsaError(f"Option 'precision' must be 'fp32' or 'bf16'; got {self.precision!r}.")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not value >= 0:
-                raise DsaError(f"option {field.name!r} must not be negative; found {value}")
+                raise DsaError(f"Option {field.name!r} must not be negative; got {value}.")
 
 
 @dataclass(frozen=True)
@@ -46,34 +55,62 @@ class Training(Compute):
 
 @dataclass(frozen=True)
 class Evaluation(Compute):
-    """Loss of the masked network on the first ``batches`` batches.
+    """Loss of the masked network.
 
-    ``statistics``: batch norms use those of each "batch", which stands in for a recalibration after pruning and is what
-    DSA does with frozen weights, or the "stored" ones of the dense network.
+    Attributes:
+        batches: How many batches to evaluate on, the first ones.
+        statistics: Batch norms use those of each "batch", which replaces a recalibration after pruning and is what DSA
+            does with frozen weights, or the "stored" ones of the dense network.
     """
 
     batches: int = 4
     statistics: str = "batch"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be evaluated."""
+        """Check the values."""
         super().__post_init__()
         if self.statistics not in ("stored", "batch") or self.batches < 1:
             raise DsaError(
-                f"statistics must be 'stored' or 'batch' and batches at least 1; found {self.statistics!r} and "
-                f"{self.batches}"
+                "Option 'statistics' must be 'stored' or 'batch' and 'batches' at least 1; got "
+                f"{self.statistics!r} and {self.batches}."
             )
 
 
-_Options = TypeVar("_Options")
+Options = TypeVar("Options")
 
 
-def read(problem: Problem, kind: type[_Options], method: str) -> _Options:
-    """``problem.options`` as an object of ``kind``, a dataclass with a default for each field."""
+def read_options(problem: Problem, kind: type[Options], method: str) -> Options:
+    """Return ``problem.options`` as an object of ``kind``, a dataclass with a default for each field.
+
+    Raises:
+        DsaError: An option is unknown or out of range.
+    """
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for name in problem.options:
+        if not known:
+            raise DsaError(f"Method {method!r} has no options; got {name!r}.")
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise DsaError(f"method {method!r} has no option {name!r}; it has {', '.join(known) or 'none'}.{hint}")
+            raise DsaError(unknown_name(f"{method} option", name, known))
     return kind(**problem.options)
+
+
+def baseline(name: str, kind: type[Options]) -> Callable[[Callable[[Problem, Limits, Options], Proposal]], Method]:
+    """Register a baseline that is called with the problem, its limits and its options.
+
+    The options are read first. If the dense network meets the budgets, it is proposed and the baseline is not called.
+
+    Args:
+        name: Name of the method.
+        kind: Class of its options.
+    """
+
+    def decorate(function: Callable[[Problem, Limits, Options], Proposal]) -> Method:
+        @wraps(function)
+        def method(problem: Problem) -> Proposal:
+            options = read_options(problem, kind, name)
+            limits = Limits(problem)
+            return dense_proposal(problem) if limits.met else function(problem, limits, options)
+
+        return register_method(name)(method)
+
+    return decorate

@@ -1,4 +1,4 @@
-"""SGD for the rivals that train: plain, with a penalty on units, or on a masked network."""
+"""SGD for the baselines that train: plain, with a penalty on units, or on a masked network."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dsa_hw.errors import TrainingError
 from dsa_hw.methods.baselines._evaluation import place, seeded
 from dsa_hw.methods.baselines._options import Training
 from dsa_hw.methods.problem import Batches, Problem
+from dsa_hw.training.finetune import trainable_parameters
 from dsa_hw.training.loaders import RepeatingLoader
 from dsa_hw.training.losses import autocast, checked_loss
 from dsa_hw.utils.modules import device_of
@@ -28,43 +29,63 @@ Penalty = Callable[[], Tensor]
 
 
 def needs_train(problem: Problem, method: str) -> Batches:
-    """``problem.train``, or an error that says who asks for it."""
+    """Return ``problem.train``.
+
+    Raises:
+        TrainingError: There is none.
+    """
     if problem.train is None:
         raise TrainingError(
-            f"method {method!r} trains the network with a penalty and needs train, a loader of (inputs, targets); "
-            "found none. Give train=..., or choose a method that does without: uniform, global_gamma, netadapt, "
-            "annealing, knapsack"
+            f"Method {method!r} trains the network and needs a `train` loader of (inputs, targets). Give one, or "
+            "choose a method that does not train: uniform, global_gamma, netadapt, annealing, knapsack."
         )
     return problem.train
 
 
 def steps_of(problem: Problem, method: str) -> int:
-    """Weight steps in ``problem.epochs`` (1 if not given; may be a fraction) passes over ``problem.train``."""
+    """Return the weight steps in ``problem.epochs`` (1 if not given) passes over ``problem.train``.
+
+    Raises:
+        TrainingError: There is no training data, or the number of epochs is not positive.
+    """
     loader = needs_train(problem, method)
     epochs = 1.0 if problem.epochs is None else float(problem.epochs)
     if not (math.isfinite(epochs) and epochs > 0):
-        raise TrainingError(f"method {method!r} needs a positive number of epochs; found {epochs}")
+        raise TrainingError(f"`epochs` must be positive; got {epochs}.")
     length = len(loader) if isinstance(loader, Sized) else sum(1 for _ in loader)
     if length == 0:
-        raise TrainingError(f"method {method!r} needs a train loader with at least one batch; found an empty one")
+        raise TrainingError("The train loader is empty. Give one with at least one batch.")
     return max(1, round(epochs * length))
 
 
 def strength(scale: Tensor, pull: float, steps: int, options: Training) -> float:
-    """The coefficient with which an L1 penalty alone takes away ``pull`` of a typical value during ``steps``.
+    """Return the coefficient with which an L1 penalty alone removes the share ``pull`` of a typical value.
 
-    Its gradient is the coefficient itself. With momentum m step t moves by lr (1 - m^t) / (1 - m) times that, so n
-    steps go lr / (1 - m) * (n - m (1 - m^n) / (1 - m)). ``scale``: the values before training, of any shape.
+    The gradient of the penalty is the coefficient. With momentum m step t moves by lr (1 - m^t) / (1 - m) times the
+    coefficient, so n steps move by lr / (1 - m) * (n - m (1 - m^n) / (1 - m)) times it.
+
+    Args:
+        scale: The values before training, of any shape.
+        pull: Share of a typical value.
+        steps: Number of steps.
+        options: Learning rate and momentum.
     """
     m = min(options.momentum, 0.999)
-    way = options.lr / (1.0 - m) * (steps - m * (1.0 - m**steps) / (1.0 - m))
-    return pull * float(scale.detach().double().mean()) / max(way, 1e-12)
+    distance = options.lr / (1.0 - m) * (steps - m * (1.0 - m**steps) / (1.0 - m))
+    return pull * float(scale.detach().double().mean()) / max(distance, 1e-12)
 
 
-def train(
-    problem: Problem, model: nn.Module, options: Training, steps: int, penalty: Penalty | None = None, label: str = ""
-) -> None:
-    """``steps`` of SGD on ``problem.train`` in place; ``penalty()`` is added to the loss. Seeded by the problem."""
+def train(problem: Problem, model: nn.Module, options: Training, steps: int, penalty: Penalty, label: str) -> None:
+    """Train in place on ``problem.train``, seeded by the problem.
+
+    Args:
+        problem: The data, the loss and the seed.
+        model: The network.
+        options: Settings of SGD.
+        steps: Number of steps.
+        penalty: Added to the loss at every step.
+        label: Name of the method, for messages.
+    """
     optimiser = _optimiser(model, options)
     batches = RepeatingLoader(needs_train(problem, label))
     model.train()
@@ -75,13 +96,22 @@ def train(
             seen += 1
             bar.update()
             bar.set_postfix(loss=f"{total / seen:.3f}", refresh=False)
-    _log.info("%s: mean training loss %.4f over %d steps", label, total / max(seen, 1), seen)
+    _log.info("%s: mean training loss %.4f over %d steps.", label, total / max(seen, 1), seen)
 
 
 def fine_tune(
     problem: Problem, model: nn.Module, options: Training, masks: Sequence[Tensor], batches: RepeatingLoader, steps: int
 ) -> None:
-    """``steps`` of SGD in place on the masked network; removed units get no gradient of the loss."""
+    """Train the masked network in place; removed units get no gradient of the loss.
+
+    Args:
+        problem: The loss and the channel groups.
+        model: The network.
+        options: Settings of SGD.
+        masks: A mask (C_k,) for each group.
+        batches: Training data.
+        steps: Number of steps.
+    """
     optimiser = _optimiser(model, options)
     model.train()
     for _ in range(steps):
@@ -107,7 +137,5 @@ def _step(
 
 
 def _optimiser(model: nn.Module, options: Training) -> torch.optim.Optimizer:
-    free = [p for p in model.parameters() if p.requires_grad]
-    if not free:
-        raise TrainingError("no parameter of the model requires a gradient, so it cannot be trained: unfreeze it first")
-    return torch.optim.SGD(free, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+    parameters = trainable_parameters(model)
+    return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)

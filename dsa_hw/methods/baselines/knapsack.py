@@ -1,4 +1,4 @@
-"""A knapsack on importance per cost, as in HALP: widths by mixed-integer programming."""
+"""Knapsack: widths that maximise importance within the budgets by integer programming, as in HALP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
-from dsa_hw.methods.baselines._limits import Limits, dense_proposal
-from dsa_hw.methods.baselines._options import Evaluation, read
+from dsa_hw.methods.baselines._limits import Limits
+from dsa_hw.methods.baselines._options import Evaluation, baseline
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.methods.registry import register_method
 from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.inputs import as_inputs
 
@@ -27,11 +26,15 @@ _CORRECTIONS = 6
 
 
 @dataclass(frozen=True)
-class _Options(Evaluation):
-    """``importance``: "taylor", or "problem" for ``problem.importance`` (not comparable between groups if that
-    normalises within each). ``levels``: at most so many widths are offered per group at once; ``rounds``: at most so
-    many integer programs. ``gap``: relative optimality gap at which the solver stops. Importance is that of the dense
-    network as it is, so ``statistics`` are the stored ones.
+class KnapsackOptions(Evaluation):
+    """Options of the knapsack.
+
+    Attributes:
+        statistics: The stored ones by default, because importance is that of the dense network as it is.
+        importance: "taylor", or "problem" for ``problem.importance``, which may not be comparable between groups.
+        levels: Widths per group in one integer program, at most.
+        rounds: Integer programs, at most.
+        gap: Relative optimality gap at which the solver stops.
     """
 
     statistics: str = "stored"
@@ -41,34 +44,29 @@ class _Options(Evaluation):
     gap: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Refuse a program without choices."""
+        """Check the values."""
         super().__post_init__()
         if self.importance not in ("taylor", "problem") or self.levels < 2 or self.rounds < 1:
             raise DsaError(
-                "knapsack needs importance 'taylor' or 'problem', levels >= 2 and rounds >= 1; found "
-                f"{self.importance!r}, {self.levels} and {self.rounds}"
+                "Options of knapsack must have importance 'taylor' or 'problem', levels >= 2 and rounds >= 1; got "
+                f"{self.importance!r}, {self.levels} and {self.rounds}."
             )
 
 
-@register_method("knapsack")
-def knapsack(problem: Problem) -> Proposal:
-    """Maximise the importance of the kept units with every cost, at the real widths, within its limit.
+@baseline("knapsack", KnapsackOptions)
+def knapsack(problem: Problem, limits: Limits, options: KnapsackOptions) -> Proposal:
+    """Maximise the importance of the kept units with every cost within its limit.
 
     maximise sum_k I_k(w_k), I_k(w) the sum of the w largest importances of group k. The costs are linearised *between*
     groups and exact *along* each: around the present widths p,
 
         F_j(w) ~ F_j(p) + sum_k (F_j(p with w_k in place of p_k) - F_j(p)),
 
-    which is a multiple-choice knapsack with a binary variable for each width of each group. What it leaves out are
-    the products of two changes. So its solution is checked against the true costs: if it keeps the limits and is better
-    it becomes the new p; if it breaks one, that limit is tightened by what it was over and the program solved again;
-    after a few times the range around p in which widths may be chosen is halved. Ends when the range is empty:
-    no exchange of single steps helps any more. Options: importance, levels, rounds, gap, and those of evaluation.
+    which is a multiple-choice knapsack with a binary variable for each width of each group. It ignores products of two
+    changes, so its solution is checked against the true costs. A better solution within the limits becomes the new p.
+    If it exceeds a limit, that limit is tightened by the excess and the program is solved again. After a few times the
+    range around p in which widths may be chosen is halved. The search ends when the range is empty.
     """
-    options = read(problem, _Options, "knapsack")
-    limits = Limits(problem)
-    if limits.met:
-        return dense_proposal(problem)
     importance = taylor_scores(problem, options) if options.importance == "taylor" else unit_scores(problem)
     program = _Program(limits, importance, options)
     position, rows = program.solve()
@@ -77,9 +75,9 @@ def knapsack(problem: Problem) -> Proposal:
 
 
 class _Program:
-    """Configurations as positions in the lists of allowed widths."""
+    """Integer programs over configurations, which are positions (K,) in the lists of allowed widths."""
 
-    def __init__(self, limits: Limits, importance: list[Floats], options: _Options) -> None:
+    def __init__(self, limits: Limits, importance: list[Floats], options: KnapsackOptions) -> None:
         self.limits, self.options = limits, options
         sums = [np.cumsum(np.sort(score)[::-1]) for score in importance]
         self.worth = [s[w - 1] for s, w in zip(sums, limits.allowed, strict=True)]
@@ -116,14 +114,14 @@ class _Program:
         return present, rows
 
     def _start(self) -> Ints:
-        """Uniform keep ratios, rounded down."""
+        """Return uniform keep ratios, rounded down."""
         alpha = self.limits.scaled(np.ones(self.limits.sizes.size))
         wanted = alpha * self.limits.sizes * (1.0 + 1e-12)
         pairs = zip(self.limits.allowed, wanted, strict=True)
         return np.array([np.searchsorted(w, x, "right") - 1 for w, x in pairs], np.int64)
 
     def _step(self, present: Ints, radius: int, bounds: Floats) -> Ints | None:
-        """The linearised program around ``present``; None where it has no solution."""
+        """Solve the linearised program around ``present``; None if it has no solution."""
         low, high = np.maximum(present - radius, 0), np.minimum(present + radius, self.last)
         offers = [self._offers(int(a), int(p), int(b)) for a, p, b in zip(low, present, high, strict=True)]
         owner = np.repeat(np.arange(len(offers)), [len(o) for o in offers])
@@ -153,16 +151,20 @@ class _Program:
         return position
 
     def _offers(self, low: int, present: int, high: int) -> Ints:
-        """At most ``levels`` positions from low to high, the ends and the present one among them."""
+        """Return at most ``levels`` positions from low to high, and the present one."""
         even = np.linspace(low, high, min(self.options.levels, high - low + 1)).round().astype(np.int64)
         return np.union1d(even, [present]).astype(np.int64)
 
 
 def taylor_scores(problem: Problem, options: Evaluation) -> list[Floats]:
-    """Squared first-order change of the loss when a unit goes: the mean over batches of (dL/dm_u)^2 at masks of 1.
+    """Return the mean over batches of (dL/dm_u)^2 at masks of 1, K arrays (C_k,).
 
-    Made-up inputs have the dense outputs as target, where the gradient is 0. There the second order counts, which in
-    Gauss-Newton's form is the mean square of d(v . outputs)/dm_u over random signs v.
+    That is the squared first-order change of the loss when unit u is removed. Synthetic inputs have the dense outputs
+    as targets, where the gradient is 0. There the second order is used: in the Gauss-Newton approximation it is the
+    mean square of d(v . outputs)/dm_u over random signs v.
+
+    Raises:
+        DsaError: The loss has no gradient by the masks.
     """
     evaluator = Evaluator(problem, problem.model, unit_scores(problem), options)
     for parameter in evaluator.model.parameters():
@@ -179,8 +181,8 @@ def taylor_scores(problem: Problem, options: Evaluation) -> list[Floats]:
                 total += slope.double().cpu().numpy() ** 2
     if not any(total.any() for total in sums):
         raise DsaError(
-            "the loss has no gradient at the dense network, so Taylor importances are all 0 (are the targets its own "
-            "outputs?): give labels, no data at all, or options={'importance': 'problem'}"
+            "The loss has no gradient at the dense network, so that all Taylor importances are 0. Its targets may be "
+            "its own outputs. Give labels, or no data at all, or options={'importance': 'problem'}."
         )
     return sums
 

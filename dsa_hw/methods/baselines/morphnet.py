@@ -1,4 +1,4 @@
-"""MorphNet: train with an L1 penalty on gamma weighted by cost, threshold, then one width multiplier."""
+"""MorphNet: training with an L1 penalty on gamma weighted by cost, a threshold, then one width multiplier."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from torch import Tensor, nn
 
 from dsa_hw.methods.baselines._evaluation import prepared
 from dsa_hw.methods.baselines._limits import Limits, dense_proposal
-from dsa_hw.methods.baselines._options import Training, read
+from dsa_hw.methods.baselines._options import Training, baseline, read_options
 from dsa_hw.methods.baselines._training import needs_train, steps_of, strength, train
 from dsa_hw.methods.baselines._units import Gammas, gamma_scores
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.methods.registry import register_method
-from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.arrays import Bools, Floats
 from dsa_hw.utils.modules import device_of
 
 __all__ = ["allocate_morphnet", "morphnet", "train_morphnet"]
 
-# The weights follow the living units; cost gradients change slowly, so not at every step.
+# Steps between updates of the weights of the penalty: cost gradients change slowly.
 _REFRESH = 20
 
 
 @dataclass(frozen=True)
-class _Options(Training):
-    """``strength`` is the coefficient of the penalty; None chooses it by ``pull``, see ``_training.strength``.
+class MorphNetOptions(Training):
+    """Options of MorphNet.
 
-    A unit lives while its |gamma| is over ``alive``. ``threshold``: the |gamma| at or below which units go; None
-    takes the smallest that keeps the budgets.
+    Attributes:
+        strength: Coefficient of the penalty; None computes it from ``pull``, see `_training.strength`.
+        pull: Share of a typical |gamma| that the penalty alone would remove.
+        alive: Units with a larger |gamma| count as kept when the penalty is weighted.
+        threshold: Units of at most this |gamma| are removed; None takes the smallest threshold that meets the budgets.
     """
 
     strength: float | None = None
@@ -40,14 +42,14 @@ class _Options(Training):
 
 
 def train_morphnet(problem: Problem) -> nn.Module:
-    """A copy of the model, trained with the weighted penalty. Does not depend on the limits, only on the costs.
+    """Return a copy of the network, trained with the weighted penalty.
 
-    The penalty is coefficient * sum_k c_k sum_{u in k} |gamma_u|, where c_k is what one unit of group k costs,
-    sum_j (dF_j/dalpha_k) / (C_k F_j(1)), at the keep ratios of the living units, scaled to a mean of 1 over all units.
-    Where several batch norms speak for a unit the largest |gamma| counts, as in the paper. Groups without
-    batch norm are not penalised.
+    The result depends on the costs but not on the limits. The penalty is coefficient * sum_k c_k sum_{u in k}
+    |gamma_u|, where c_k is the cost of one unit of group k, sum_j (dF_j/dalpha_k) / (C_k F_j(1)), at the keep ratios of
+    the units that are alive, scaled to a mean of 1 over all units. For a unit with several batch norms the largest
+    |gamma| counts, as in the paper. Groups without batch norm are not penalised.
     """
-    options = read(problem, _Options, "morphnet")
+    options = read_options(problem, MorphNetOptions, "morphnet")
     steps = steps_of(problem, "morphnet")
     limits = Limits(problem, check=False)
     model = prepared(problem.model, options)
@@ -63,8 +65,8 @@ def train_morphnet(problem: Problem) -> nn.Module:
         nonlocal weights, age
         gamma = gammas.reduced("amax")
         if age % _REFRESH == 0:
-            living = ((gamma > options.alive) | ~covered).cpu().numpy()
-            weights = torch.from_numpy(_prices(limits, living)).to(gamma)
+            alive = ((gamma > options.alive) | ~covered).cpu().numpy()
+            weights = torch.from_numpy(_prices(limits, alive)).to(gamma)
         age += 1
         return factor * (weights * gamma).sum()
 
@@ -72,42 +74,36 @@ def train_morphnet(problem: Problem) -> nn.Module:
     return model.train(problem.model.training)
 
 
-def _prices(limits: Limits, living: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats:
-    """c_k for every unit (U,), mean 1."""
-    parts = np.split(living, np.cumsum(limits.sizes)[:-1])
+def _prices(limits: Limits, alive: Bools) -> Floats:
+    """Return c_k for every unit (U,), with mean 1."""
+    parts = np.split(alive, np.cumsum(limits.sizes)[:-1])
     alpha = limits.clip(np.array([part.mean() for part in parts]))
-    price = np.repeat((limits.costs.gradients(alpha) / limits.costs.dense[:, None]).sum(0) / limits.sizes, limits.sizes)
+    price = np.repeat(limits.costs.share_gradients(alpha).sum(0) / limits.sizes, limits.sizes)
     mean = float(price.mean())
     return price / mean if mean > 0.0 else np.ones_like(price)
 
 
 def allocate_morphnet(problem: Problem, trained: nn.Module) -> Proposal:
-    """Keep the units of ``trained`` over the threshold, then multiply all widths by the largest omega that fits.
+    """Keep the units of ``trained`` above the threshold, then multiply all widths by the largest omega that fits.
 
-    Widths do not grow beyond the dense network's, since there are no weights for more.
+    Widths do not grow beyond those of the dense network, because there are no weights for more.
     """
-    options = read(problem, _Options, "morphnet")
+    options = read_options(problem, MorphNetOptions, "morphnet")
     limits = Limits(problem)
     if limits.met:
         return dense_proposal(problem)
     importance = gamma_scores(trained, problem.groups, "amax")
     widths, threshold = limits.threshold(importance, options.threshold)
-    living = widths / limits.sizes
-    alpha = limits.scaled(living)
+    alive = widths / limits.sizes
+    alpha = limits.scaled(alive)
     free = (alpha > limits.floor) & (alpha < 1.0)
-    omega = float(np.median((alpha / living)[free])) if free.any() else 1.0
+    omega = float(np.median((alpha / alive)[free])) if free.any() else 1.0
     history = pd.DataFrame({"threshold": [threshold], "units": [int(widths.sum())], "omega": [omega]})
     return Proposal(alpha, trained, importance, history)
 
 
-@register_method("morphnet")
-def morphnet(problem: Problem) -> Proposal:
-    """``train_morphnet`` for ``problem.epochs`` (1), then ``allocate_morphnet``.
-
-    Options: strength, pull, alive, threshold and those of training.
-    """
-    read(problem, _Options, "morphnet")
-    if Limits(problem).met:
-        return dense_proposal(problem)
+@baseline("morphnet", MorphNetOptions)
+def morphnet(problem: Problem, limits: Limits, options: MorphNetOptions) -> Proposal:
+    """Run `train_morphnet` for ``problem.epochs`` (default 1), then `allocate_morphnet`."""
     needs_train(problem, "morphnet")
     return allocate_morphnet(problem, train_morphnet(problem))

@@ -1,4 +1,4 @@
-"""NetAdapt: greedy search, one group narrower at a time, the one whose loss says it is missed least."""
+"""NetAdapt: greedy search that narrows one group at a time, the one with the least loss."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.baselines._evaluation import Evaluator, prepared, ranks, seeded, unit_scores
-from dsa_hw.methods.baselines._limits import Limits, dense_proposal
-from dsa_hw.methods.baselines._options import Evaluation, Training, read
+from dsa_hw.methods.baselines._evaluation import Evaluator, prepared, seeded, unit_scores
+from dsa_hw.methods.baselines._limits import Limits
+from dsa_hw.methods.baselines._options import Evaluation, Training, baseline
 from dsa_hw.methods.baselines._training import fine_tune, needs_train
+from dsa_hw.methods.baselines._units import masks_of
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.methods.registry import register_method
 from dsa_hw.training.loaders import RepeatingLoader
 from dsa_hw.utils.arrays import Floats, Ints
 
@@ -26,11 +25,14 @@ __all__ = ["netadapt"]
 
 
 @dataclass(frozen=True)
-class _Options(Training, Evaluation):
-    """``iterations``: steps in which the limits fall linearly from the dense costs.
+class NetAdaptOptions(Training, Evaluation):
+    """Options of NetAdapt.
 
-    ``score_steps``: weight steps on each candidate before it is scored (the paper's short-term fine-tuning; 0 scores
-    the masked network as it is). ``tune_steps``: weight steps on the winner of each iteration.
+    Attributes:
+        iterations: Steps in which the limits fall linearly from the dense costs.
+        score_steps: Weight steps on each candidate before it is scored, the paper's short-term fine-tuning; 0 scores
+            the masked network as it is.
+        tune_steps: Weight steps on the best candidate of each iteration.
     """
 
     iterations: int = 20
@@ -38,33 +40,28 @@ class _Options(Training, Evaluation):
     tune_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a search without steps."""
+        """Check the values."""
         super().__post_init__()
         if self.iterations < 1:
-            raise DsaError(f"netadapt needs at least 1 iteration; found {self.iterations}")
+            raise DsaError(f"Option 'iterations' must be at least 1; got {self.iterations}.")
 
 
-@register_method("netadapt")
-def netadapt(problem: Problem) -> Proposal:
-    """Widths on the grid by greedy search; ``problem.costs`` are the measured costs.
+@baseline("netadapt", NetAdaptOptions)
+def netadapt(problem: Problem, limits: Limits, options: NetAdaptOptions) -> Proposal:
+    """Propose widths on the grid by greedy search; the costs of the problem replace the paper's look-up tables.
 
     In iteration i every limit is B_j(i). Take the budget that is exceeded most; for each group find the largest width
-    that alone brings its cost to B_j(i); keep the candidate with the least loss; repeat until every B_j(i) is kept.
-    Where no group alone can do it, the one with the least loss per saved cost goes to its floor. Which units go is
-    decided once, by ``problem.importance`` of the dense network. Options: iterations, score_steps, tune_steps, and
-    those of evaluation and training.
+    that alone brings its cost to B_j(i); keep the candidate with the least loss; repeat until every B_j(i) is met.
+    If no group alone suffices, the one with the least loss per saved cost goes to its floor. Units are ranked once, by
+    ``problem.importance`` of the dense network.
     """
-    options = read(problem, _Options, "netadapt")
-    limits = Limits(problem)
-    if limits.met:
-        return dense_proposal(problem)
     search = _Search(problem, limits, options)
     with (
         seeded(problem, problem.model),
         tqdm(total=options.iterations, desc="netadapt", disable=not problem.progress, leave=False) as bar,
     ):
         for i in range(1, options.iterations + 1):
-            # Exactly the limits at the end; one above the dense cost stays where it is.
+            # The last iteration has exactly the limits. A limit above the dense cost stays as it is.
             left = 1.0 - i / options.iterations
             search.reach(i, limits.costs.limits + left * np.maximum(limits.costs.dense - limits.costs.limits, 0.0))
             bar.update()
@@ -74,7 +71,7 @@ def netadapt(problem: Problem) -> Proposal:
 class _Search:
     """The present widths and weights."""
 
-    def __init__(self, problem: Problem, limits: Limits, options: _Options) -> None:
+    def __init__(self, problem: Problem, limits: Limits, options: NetAdaptOptions) -> None:
         self.problem, self.limits, self.options = problem, limits, options
         self.importance = unit_scores(problem)
         self.evaluator = Evaluator(problem, problem.model, self.importance, options)
@@ -83,10 +80,9 @@ class _Search:
         trains = options.score_steps > 0 or options.tune_steps > 0
         self._batches = RepeatingLoader(needs_train(problem, "netadapt")) if trains else None
         self.tuned: nn.Module = prepared(problem.model, options) if trains else problem.model
-        self._ranks = ranks(self.importance)
 
     def reach(self, iteration: int, limits: Floats) -> None:
-        """Make groups narrower, one at a time, until the costs are within ``limits`` (J,)."""
+        """Narrow groups, one at a time, until the costs are within ``limits`` (J,)."""
         while True:
             here = self.limits.costs.at_widths(self.widths)
             over = (here - limits) / limits
@@ -110,7 +106,7 @@ class _Search:
                 self.evaluator.load(self.tuned)
 
     def _best(self, j: int, here: float, bound: float) -> tuple[int, int, float]:
-        """The group to make narrower for budget j, its new width, and the loss then."""
+        """Return the group to narrow for budget j, its new width and its loss."""
         candidates, partial = [], []
         for k, allowed in enumerate(self.limits.allowed):
             narrower = allowed[allowed < self.widths[k]]
@@ -128,7 +124,7 @@ class _Search:
             scored = [(self._loss(k, width), k, width) for k, width, _ in candidates]
             loss, k, width = min(scored)
             return k, width, loss
-        # The floor of all groups keeps the limits, so there is a group that can still be narrowed.
+        # The floor of all groups is within the limits, so at least one group can still be narrowed.
         base = self.evaluator(self.widths)
         rated = []
         for k, width, saved in partial:
@@ -151,8 +147,5 @@ class _Search:
 
     def _tune(self, model: nn.Module, widths: Ints, steps: int) -> None:
         assert self._batches is not None
-        fine_tune(self.problem, model, self.options, self._masks(widths), self._batches, steps)
-
-    def _masks(self, widths: Ints) -> list[Tensor]:
-        pairs = zip(self._ranks, widths.tolist(), strict=True)
-        return [torch.from_numpy((rank < width).astype(np.float32)) for rank, width in pairs]
+        masks = masks_of(self.evaluator.order, widths)
+        fine_tune(self.problem, model, self.options, masks, self._batches, steps)

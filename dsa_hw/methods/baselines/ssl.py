@@ -1,4 +1,4 @@
-"""SSL: train with a group lasso on each unit's weights, then one threshold on their size."""
+"""SSL: training with a group lasso on the weights of each unit, then one threshold on their norm."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from torch import Tensor, nn
 
 from dsa_hw.methods.baselines._evaluation import prepared
 from dsa_hw.methods.baselines._limits import Limits, dense_proposal
-from dsa_hw.methods.baselines._options import Training, read
+from dsa_hw.methods.baselines._options import Training, baseline, read_options
 from dsa_hw.methods.baselines._training import needs_train, steps_of, strength, train
 from dsa_hw.methods.baselines._units import Norms
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.methods.registry import register_method
 
 __all__ = ["allocate_ssl", "ssl", "train_ssl"]
 
 
 @dataclass(frozen=True)
-class _Options(Training):
-    """``strength`` is the coefficient of the penalty; None chooses it by ``pull``, see ``_training.strength``."""
+class SslOptions(Training):
+    """Options of SSL.
+
+    Attributes:
+        strength: Coefficient of the penalty; None computes it from ``pull``, see `_training.strength`.
+        pull: Share of a typical filter norm that the penalty alone would remove.
+    """
 
     strength: float | None = None
     pull: float = 0.5
 
 
 def train_ssl(problem: Problem) -> nn.Module:
-    """A copy of the model, trained with the group lasso. Does not depend on the limits: train once, allocate often.
+    """Return a copy of the network, trained with the group lasso.
 
-    The penalty is coefficient * sum_u sqrt(M_u) ||w_u||, a group lasso, with w_u the weights of all M_u filters that
-    make unit u in any member of its group. Its gradient shortens a typical filter by the coefficient, whatever M_u is.
+    The result does not depend on the limits: train once, then call `allocate_ssl` for each budget. The penalty is
+    coefficient * sum_u sqrt(M_u) ||w_u||, with w_u the weights of all M_u filters that produce unit u in any member of
+    its group. Its gradient shortens a typical filter by the coefficient, for any M_u.
     """
-    options = read(problem, _Options, "ssl")
+    options = read_options(problem, SslOptions, "ssl")
     steps = steps_of(problem, "ssl")
     model = prepared(problem.model, options)
     norms = Norms(model, problem.groups)
@@ -49,11 +54,10 @@ def train_ssl(problem: Problem) -> nn.Module:
 
 
 def allocate_ssl(problem: Problem, trained: nn.Module) -> Proposal:
-    """Remove the units of ``trained`` with the smallest filters, as few as keep every budget.
+    """Remove the units of ``trained`` with the smallest filters, as few as meet every budget.
 
     The size of a unit is the root mean square of the norms of its filters.
     """
-    read(problem, _Options, "ssl")
     limits = Limits(problem)
     if limits.met:
         return dense_proposal(problem)
@@ -64,11 +68,8 @@ def allocate_ssl(problem: Problem, trained: nn.Module) -> Proposal:
     return Proposal(widths / limits.sizes, trained, importance, history)
 
 
-@register_method("ssl")
-def ssl(problem: Problem) -> Proposal:
-    """``train_ssl`` for ``problem.epochs`` (1), then ``allocate_ssl``. Options: strength, pull, and training's."""
-    read(problem, _Options, "ssl")
-    if Limits(problem).met:
-        return dense_proposal(problem)
+@baseline("ssl", SslOptions)
+def ssl(problem: Problem, limits: Limits, options: SslOptions) -> Proposal:
+    """Run `train_ssl` for ``problem.epochs`` (default 1), then `allocate_ssl`."""
     needs_train(problem, "ssl")
     return allocate_ssl(problem, train_ssl(problem))

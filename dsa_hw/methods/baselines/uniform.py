@@ -1,22 +1,17 @@
-"""The same keep ratio everywhere: what every allocation has to beat."""
+"""Uniform pruning: the same keep ratio for every group."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dsa_hw.methods.baselines._limits import Limits, dense_proposal
-from dsa_hw.methods.baselines._options import Nothing, read
+from dsa_hw.methods.baselines._limits import Limits
+from dsa_hw.methods.baselines._options import NoOptions, baseline
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.methods.registry import register_method
 
 __all__ = ["uniform"]
 
 
-@register_method("uniform")
-def uniform(problem: Problem) -> Proposal:
-    """The largest common keep ratio that keeps every budget; groups whose floor is higher stay at it. No options."""
-    read(problem, Nothing, "uniform")
-    limits = Limits(problem)
-    if limits.met:
-        return dense_proposal(problem)
+@baseline("uniform", NoOptions)
+def uniform(problem: Problem, limits: Limits, options: NoOptions) -> Proposal:
+    """Propose the largest common keep ratio within every budget; a group with a higher floor stays at its floor."""
     return Proposal(limits.scaled(np.ones(len(problem.groups))), problem.model)

@@ -110,4 +110,4 @@ def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("MET") == 2
     asked[1:2] = ["latency=80%", "latency=0.1%"]
     assert run("sweep", *NET, *asked, *QUICK, "--out", str(tmp_path)) == 3
-    assert "cannot be kept" in capsys.readouterr().out
+    assert "cannot be met" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import budgets
 from dsa_hw import find_groups
 from dsa_hw.methods import registry as methods
-from dsa_hw.methods.checkpoint import proposal_of
+from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal
 from tests.fakes.formula import Net
@@ -48,14 +48,12 @@ def solved() -> Iterator[list[Problem]]:
 @pytest.fixture
 def problem(net: Net, example: torch.Tensor) -> dict[str, Any]:
     groups = find_groups(net, (example,))
-    budget = budgets.FlopsBudget("50%")
-    cost = budget.cost(groups)
-    costs = CostSet([cost], groups.sizes, [budget.limit(cost.dense)])
+    costs = CostSet.of(budgets.FlopsBudget("50%"), groups)
     return {"model": net, "groups": groups, "costs": costs, "train": data(), "val": data(1.0)}
 
 
 def ask(problem: dict[str, Any], folder: Path) -> Proposal:
-    return proposal_of(Problem(**problem), "trivial", [budgets.FlopsBudget("50%")], folder)
+    return solve_or_resume(Problem(**problem), "trivial", folder)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
         allocate(net, budgets.LatencyBudget("50%", quantile=0.42), **common)
     with pytest.raises(BudgetError, match="no budget"):
         allocate(net, [], **common)
-    with pytest.raises(DsaError, match="no method"):
+    with pytest.raises(DsaError, match="Unknown method"):
         allocate(net, budgets.FlopsBudget("50%"), example_inputs=example, method="nonsense")
     assert counting == []
 

@@ -11,11 +11,12 @@ import budgets
 from budgets.quadratic import Quadratic
 from dsa_hw.errors import InfeasibleBudgetError
 from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.dsa.projection import project
 from dsa_hw.methods.rounding import narrowest
 from dsa_hw.pipeline.certificate import CANNOT_TELL, MET, Reading
 from dsa_hw.pipeline.constraints import Line
 from dsa_hw.pipeline.refinement import Corrected, Round, Settings, settle
-from dsa_hw.pipeline.width_search import Way, project
+from dsa_hw.pipeline.width_search import Way
 from tests.fakes.world import World
 
 
@@ -66,7 +67,7 @@ def test_projection_uses_the_limit_up_and_keeps_the_order() -> None:
     line = world.line(0.5, True)
     alpha = np.linspace(0.3, 0.9, world.sizes.size)
     for share in (0.3, 0.7):
-        found = project(alpha, [line.cost], np.array([share * line.dense]), np.full(alpha.size, 0.05))
+        found = project(alpha, CostSet([line.cost], world.sizes, [share * line.dense]), np.full(alpha.size, 0.05))
         assert float(line.cost.value(torch.from_numpy(found))) == pytest.approx(share * line.dense, rel=1e-3)
         assert (np.diff(found) > -1e-9).all()
 
@@ -81,7 +82,7 @@ def test_later_networks_stay_as_near_to_the_keep_ratios_as_the_first() -> None:
         rounds = settle([line], alpha, world.sizes, world.grid, world.measure)
         least = narrowest(world.sizes, world.grid, 0.05) / world.sizes
         limits = line.limit * np.linspace(0.8, 1.25, 16)
-        way = np.array([project(alpha, [line.cost], np.array([limit]), least) for limit in limits])
+        way = np.array([project(alpha, CostSet([line.cost], world.sizes, [limit]), least) for limit in limits])
         off = [float(np.sqrt((((r.widths - way * world.sizes) / world.grid) ** 2).mean(-1)).min()) for r in rounds]
         first.append(off[0])
         last += off[1:]

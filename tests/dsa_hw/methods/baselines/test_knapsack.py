@@ -1,0 +1,115 @@
+"""Knapsack: against enumeration of all configurations; Taylor importance against finite differences."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dsa_hw.channels import masked
+from dsa_hw.errors import DsaError, InfeasibleBudgetError
+from dsa_hw.methods.baselines import knapsack
+from dsa_hw.methods.baselines._limits import Limits
+from dsa_hw.methods.baselines._options import Evaluation
+from dsa_hw.methods.baselines.knapsack import KnapsackOptions, _Program, taylor_scores
+from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.problem import Problem
+from tests.fakes.problems import Network, loader, problem_of, used
+
+
+class Bilinear:
+    """alpha'A alpha + b'alpha with entries >= 0."""
+
+    def __init__(self, k: int, rng: np.random.Generator, coupling: float) -> None:
+        self.a, self.b = coupling * rng.exponential(size=(k, k)), rng.exponential(size=k) + 0.1
+
+    def value(self, alpha: Tensor) -> Tensor:
+        return ((alpha @ torch.from_numpy(self.a)) * alpha).sum(-1) + alpha @ torch.from_numpy(self.b)
+
+    def gradient(self, alpha: Any) -> Any:
+        return alpha @ (self.a + self.a.T) + self.b
+
+
+class TinyGroups:
+    """What the knapsack uses of channel groups."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = np.array(sizes)
+
+    def __len__(self) -> int:
+        return self.sizes.size
+
+
+def knapsack_against_enumeration(seed: int, coupling: float, count: int = 1) -> float:
+    """Importance kept by the program over the best of all configurations."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(3, 9, 4).tolist()
+    costs = [Bilinear(4, rng, coupling) for _ in range(count)]
+    share = rng.uniform(0.25, 0.9)
+    limits = [share * float(c.value(torch.ones(4, dtype=torch.float64))) for c in costs]
+    grid = np.array([1, 1, 2, 1])
+    problem: Any = Problem(nn.Identity(), TinyGroups(sizes), CostSet(costs, sizes, limits), grid=grid)  # type: ignore[arg-type]
+    importance = [rng.exponential(size=c) for c in sizes]
+    try:
+        program = _Program(Limits(problem), importance, KnapsackOptions())
+    except InfeasibleBudgetError:
+        return 1.0
+    position, _ = program.solve()
+    tables = [sorted({*range(g, c + 1, g), c}) for c, g in zip(sizes, grid.tolist(), strict=True)]
+    every = np.array(list(itertools.product(*tables)))
+    values = np.stack([np.asarray(c.value(torch.from_numpy(every / sizes))) for c in costs], -1)
+    sums = [np.cumsum(np.sort(b)[::-1]) for b in importance]
+    worth = sum(s[every[:, k] - 1] for k, s in enumerate(sums))
+    best = float(worth[(values <= limits).all(-1)].max())
+    widths = program.widths(position)
+    assert any((row == widths).all() for row in every[(values <= limits).all(-1)])
+    return sum(float(s[w - 1]) for s, w in zip(sums, widths, strict=True)) / best
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 2))
+def test_solution_is_optimal_for_separable_costs(seed: int, count: int) -> None:
+    assert knapsack_against_enumeration(seed, 0.0, count) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_solution_is_near_optimal_for_coupled_costs() -> None:
+    ratios = np.array([knapsack_against_enumeration(seed, 1.0, 1 + seed % 2) for seed in range(25)])
+    assert (ratios <= 1.0 + 1e-9).all()
+    assert ratios.min() > 0.93
+    assert ratios.mean() > 0.99
+
+
+def test_taylor_scores_are_squared_mask_gradients(network: Network) -> None:
+    model, groups, _ = network
+    val = list(loader(32))
+    scores = taylor_scores(problem_of(network, val=val), Evaluation(statistics="stored"))
+    k = int(np.argmax([s.max() for s in scores]))
+    unit, step = int(scores[k].argmax()), 1e-3
+    slopes = []
+    for x, y in val:
+        ends = []
+        for sign in (1.0, -1.0):
+            masks = [torch.ones(c, dtype=torch.float64) for c in groups.sizes.tolist()]
+            masks[k][unit] += sign * step
+            twin = copy.deepcopy(model).double()
+            with torch.no_grad(), masked(twin, groups, masks):
+                ends.append(float(nn.functional.cross_entropy(twin(x.double()), y)))
+        slopes.append((ends[0] - ends[1]) / (2 * step))
+    assert scores[k][unit] == pytest.approx(np.square(slopes).sum(), rel=1e-2)
+
+
+def test_loss_without_gradient_is_refused_for_taylor_importance(dead_branch: Network) -> None:
+    model, _, x = dead_branch
+    with torch.no_grad():
+        val = [(x, model(x))]
+    with pytest.raises(DsaError, match="no gradient"):
+        knapsack(problem_of(dead_branch, val=val, loss=nn.functional.mse_loss))
+    other = problem_of(dead_branch, val=val, loss=nn.functional.mse_loss, options={"importance": "problem"})
+    assert used(other, knapsack(other).alpha)[0] <= 1.0
