@@ -33,10 +33,10 @@ def register_method(name: str) -> Callable[[Method], Method]:
 
 
 def available_methods() -> tuple[str, ...]:
-    """Return the names of all methods, "dsa" first."""
+    """Return the names of all methods: "dsa" first, the others in alphabetical order."""
     for home in _HOMES:
         importlib.import_module(home)
-    return tuple(METHODS)
+    return tuple(sorted(METHODS, key=lambda name: (name != "dsa", name)))
 
 
 def check_method(name: str) -> None:
