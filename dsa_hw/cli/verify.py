@@ -1,4 +1,4 @@
-"""dsa-hw verify: does a plan's promise still hold, on this machine, today?"""
+"""dsa-hw verify: does a plan's certificate still hold, on this machine, today?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXAMPLES = """examples:
   dsa-hw verify small/plan.json --model resnet18
   dsa-hw verify small/plan.json --model resnet18 --weights small/model.pt --json
 
-Exit codes: 0 it holds, 2 wrong input, 3 it does not hold, 4 the measurement cannot be trusted, or is too close to tell.
+Exit codes: 0 it holds, 2 wrong input, 3 it does not hold, 4 inconclusive after the time limit.
 """
 
 

@@ -33,6 +33,7 @@ from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal, realise
 from dsa_hw.methods.registry import check_method, solve
 from dsa_hw.methods.rounding import round_widths
+from dsa_hw.pipeline.certificate import CANNOT_TELL, Reading, limit_of, reference_of, verdict_of
 from dsa_hw.pipeline.constraints import Line, Work, prepare
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
 from dsa_hw.pipeline.refinement import settle
@@ -365,6 +366,7 @@ class _Job:
                 {id: self._rebuilt(id) for id in ids},
                 self.settings.reading * len(ids),
                 lambda id, done: bar.say("measuring all networks", done, id),
+                self._decided,
             )
         doubtful = {id: r.doubt for id, r in found.items() if r.doubt}
         if doubtful:
@@ -379,6 +381,17 @@ class _Job:
         }  # fmt: skip
         self.shop.write("session.json", session)
         return session
+
+    def _decided(self, found: Mapping[str, Reading]) -> bool:
+        """Whether the verdict of every latency budget is clear."""
+        rows, dense = self.shop.rows(), found[DENSE]
+        for id in found.keys() & rows.keys():
+            if rows[id]["kind"] == "latency":
+                budget = self.budgets[int(rows[id]["budget"])]
+                limit = limit_of(budget, dense.value)
+                if verdict_of(found[id], limit, reference_of(budget, dense, False))[0] == CANNOT_TELL:
+                    return False
+        return True
 
     def _report(self, ids: Sequence[str], session: dict[str, Any]) -> pd.DataFrame:
         from dsa_hw.experiments.report import write

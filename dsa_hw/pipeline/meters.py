@@ -38,11 +38,25 @@ class Gauge(Protocol):
     exact: bool
     """Whether predictions at real widths are the readings themselves."""
 
-    def read(self, networks: Mapping[str, nn.Module], limit: float, seen: Seen | None = None) -> dict[str, Reading]:
-        """A reading of each network, within about ``limit`` seconds; ``seen`` hears who was read and how far it is."""
+    def read(
+        self,
+        networks: Mapping[str, nn.Module],
+        limit: float,
+        seen: Seen | None = None,
+        decided: Decided | None = None,
+    ) -> dict[str, Reading]:
+        """Read each network, within about ``limit`` seconds.
+
+        Args:
+            networks: by name.
+            limit: seconds.
+            seen: called with the name of the network just visited and the share that is finished.
+            decided: whether the readings so far are enough; where they are not, reading goes on until ``limit``.
+        """
 
 
 Seen = Callable[[str, float], None]
+Decided = Callable[[Mapping[str, Reading]], bool]
 Maker = Callable[["Budget", "Target", tuple[Any, ...], "Rules", int], Gauge]
 _MAKERS: dict[str, Maker] = {}
 
@@ -96,7 +110,11 @@ class CountGauge:
         self._budget, self._inputs = budget, inputs
 
     def read(
-        self, networks: Mapping[str, nn.Module], limit: float = 0.0, seen: Seen | None = None
+        self,
+        networks: Mapping[str, nn.Module],
+        limit: float = 0.0,
+        seen: Seen | None = None,
+        decided: Decided | None = None,
     ) -> dict[str, Reading]:
         """Counts; nothing is run."""
         from dsa_hw.channels import find_groups
@@ -155,8 +173,18 @@ class DeviceGauge:
             self._bench = bench_for(self.quantity, self.target, counter=self._counter, **options)
         return self._bench
 
-    def read(self, networks: Mapping[str, nn.Module], limit: float, seen: Seen | None = None) -> dict[str, Reading]:
-        """Seconds or joules of each network."""
+    def read(
+        self,
+        networks: Mapping[str, nn.Module],
+        limit: float,
+        seen: Seen | None = None,
+        decided: Decided | None = None,
+    ) -> dict[str, Reading]:
+        """Seconds or joules of each network.
+
+        Where ``decided`` says no, the precision that is aimed at is halved and measuring goes on with the runs so far.
+        Each halving takes about four times the runs, so that there are few looks at the data.
+        """
         from profilers.networks.builder import load_module
 
         kept = {name: pair for name, pair in self._loaded.items() if networks.get(name) is pair[0]}
@@ -166,7 +194,6 @@ class DeviceGauge:
         self._loaded = kept
         loaded = {name: kept[name][1] for name in networks}
         bench = self._made()
-        # An energy counter that ticks ten times a second needs minutes, whatever was planned.
         finished: set[str] = set()
 
         def visited(name: str, _: Any, measurement: Any) -> None:
@@ -175,12 +202,27 @@ class DeviceGauge:
             if seen is not None:
                 seen(name, len(finished) / len(loaded))
 
+        # An energy counter that ticks ten times a second needs minutes, whatever was planned.
         longest = max(limit, bench.least_seconds(len(loaded)))
+        end = bench.now() + longest
         found = bench.measure(loaded, limit=longest, on_visit=visited)
-        return {
-            name: Reading(
-                m.value, m.low, m.high, m.runs, m.protocol.statistic, m.doubt, m.estimated,
-                None if m.flaw else m.own, m.protocol.worst,
-            )
-            for name, m in found.items()
-        }  # fmt: skip
+        readings = _readings(found)
+        while decided is not None and not decided(readings) and (left := end - bench.now()) > 0:
+            widest = max(m.halfwidth for m in found.values())
+            if not widest > 0:
+                break  # computed, not measured: more of the same
+            rules = replace(self.protocol, precision=min(widest, self.protocol.precision) / 2)
+            earlier = {name: m.samples for name, m in found.items()}
+            found = bench.measure(loaded, limit=left, earlier=earlier, on_visit=visited, protocol=rules)
+            readings = _readings(found)
+        return readings
+
+
+def _readings(found: Mapping[str, Any]) -> dict[str, Reading]:
+    return {
+        name: Reading(
+            m.value, m.low, m.high, m.runs, m.protocol.statistic, m.doubt, m.estimated,
+            None if m.flaw else m.own, m.protocol.worst,
+        )
+        for name, m in found.items()
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Check a certificate again: is the promise still kept, on this machine, today?"""
+"""Check a certificate again: does it still hold, on this machine, today?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import nn
 from budgets.budget import Budget, CountedBudget
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, ModelError, PlanError, ProfileError
-from dsa_hw.pipeline.certificate import Certificate, entry_of
-from dsa_hw.pipeline.meters import DENSE, gauge_for
+from dsa_hw.pipeline.certificate import CANNOT_TELL, MET, NOT_MET, Certificate, Entry, Reading, entry_of
+from dsa_hw.pipeline.meters import DENSE, Gauge, gauge_for
 from dsa_hw.utils.inputs import as_tensors
 
 if TYPE_CHECKING:
@@ -42,19 +42,27 @@ class Recheck:
         return not self.device
 
     def __str__(self) -> str:
-        answer = {"MET": "still holds", "NOT MET": "does not hold any more"}.get(self.now.verdict, "cannot be told")
-        if self.then.verdict != "MET" and self.now.verdict != "MET":
-            answer = {"NOT MET": "does not hold (nor did it when it was made)"}.get(self.now.verdict, answer)
-        lines = [f"The promise of {self.then.date} {answer}" + ("." if self.same_device else ", on another device.")]
+        lines = [self._answer()]
         for before, after in zip(self.then.entries, self.now.entries, strict=True):
             lines += [f"  then: {before}", f"  now:  {after}"]
         if self.then.quality:
             lines.append(f"  {self.then.quality}")
         if self.device:
-            lines.append(f"  another device: {self.device}")
+            lines.append(f"  different device: {self.device}")
         if self.versions:
             lines.append(f"  changed since: {self.versions}")
         return "\n".join(lines)
+
+    def _answer(self) -> str:
+        certificate = f"certificate of {self.then.date}"
+        where = "" if self.same_device else " (measured on a different device)"
+        if self.now.verdict == MET:
+            return f"The {certificate} still holds{where}."
+        if self.now.verdict != NOT_MET:
+            return f"Inconclusive: cannot determine whether the {certificate} still holds{where}."
+        if self.then.verdict == MET:
+            return f"The {certificate} no longer holds{where}."
+        return f"The {certificate} does not hold{where}; its verdict was {self.then.verdict} when it was made."
 
 
 def recheck(
@@ -76,6 +84,8 @@ def recheck(
     replaces the one that the certificate names; it must be given where that one is not this computer. ``counter`` and
     ``technology`` are those of `budgets.EnergyBudget`, and must be given where the budget was made with the user's own:
     a plan is a file, and chooses neither code nor host nor path.
+
+    Each budget is measured until its verdict is MET or NOT MET, for ``time_limit`` seconds at most.
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     then = Certificate.from_dict(plan.certificate)
@@ -91,8 +101,7 @@ def recheck(
     entries, device, versions = [], [], []
     for entry, budget, place in zip(then.entries, wanted, places, strict=True):
         gauge = gauge_for(budget, place, inputs, protocol, seed)
-        found = gauge.read({DENSE: model, "pruned": small}, time_limit)
-        entries.append(entry_of(budget, gauge, entry.predicted, found["pruned"], found[DENSE]))
+        entries.append(_measure_entry(entry, budget, gauge, {DENSE: model, "pruned": small}, time_limit))
         if entry.environment:
             here = dict(gauge.environment)
             changed = {
@@ -104,6 +113,17 @@ def recheck(
             versions += [text for key, text in changed.items() if key not in _DEVICE]
     now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions, then.quality)
     return Recheck(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)))
+
+
+def _measure_entry(
+    then: Entry, budget: Budget, gauge: Gauge, networks: Mapping[str, nn.Module], time_limit: float
+) -> Entry:
+    """Measure the budget of ``then`` until its verdict is clear or the time is used up."""
+
+    def judge(found: Mapping[str, Reading]) -> Entry:
+        return entry_of(budget, gauge, then.predicted, found["pruned"], found[DENSE])
+
+    return judge(gauge.read(networks, time_limit, decided=lambda found: judge(found).verdict != CANNOT_TELL))
 
 
 def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ def wave(
             new[name].append(samples)
 
         before = {name: unpacked(samples) for name, samples in earlier.items()}
-        measured = bench.measure(loaded, limit=limit, earlier=before, on_visit=keep)
+        measured = bench.measure_once(loaded, limit=limit, earlier=before, on_visit=keep)
     except DsaError as error:
         return {"error": str(error)}
     return {

@@ -229,7 +229,7 @@ class EnergyBench(Bench):
         self._reference = self.references.lower(self.key, float(np.quantile(self._controls, 0.25)))
         return self._reference
 
-    def measure(
+    def measure_once(
         self,
         networks: Mapping[str, Loaded],
         *,
@@ -238,7 +238,7 @@ class EnergyBench(Bench):
         on_visit: Callable[[str, Samples, Measurement], None] | None = None,
         protocol: Protocol | None = None,
     ) -> dict[str, Measurement]:
-        """Meter ``networks`` in random rounds until every one meets the stopping rule; see `Bench.measure`."""
+        """Meter ``networks`` in random rounds until every one meets the stopping rule; see `Bench.measure_once`."""
         rules = protocol or self.protocol
         if self._reference is None:
             self.calibrate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -272,6 +273,8 @@ class Measurement:
         """Why the number may not be used whatever the hidden inflation; None where nothing else stands against it."""
         if self.estimated:
             return None if self.runs else "the target has not computed it yet"
+        if math.isnan(self.reference):
+            return "the store has no reference of the control workload for these runs, so they cannot be judged"
         rule = self.protocol
         least_runs, least_visits = self._least
         if self.runs < least_runs or self.visits < least_visits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shlex
 import tempfile
 import time
@@ -17,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import nn
 
-from dsa_hw.errors import ProfileError
+from dsa_hw.errors import MeasurementError, ProfileError
 from dsa_hw.utils.inputs import as_tensors
 from profilers import machine
 from profilers.measuring import environment as environments
@@ -40,7 +41,9 @@ _log = logging.getLogger(__name__)
 
 _WAVE_BYTES = 2**31  # memory for networks that are loaded at the same time
 _WAVE = 64
-_SHARE_TRUSTED = 0.9  # a profile with fewer trusted configurations than this is refused
+_LEAST = 12  # usable configurations, hold-out apart: a profile with fewer is refused
+_LEAST_SHARE = 0.9  # of the configurations asked for, where that is fewer than 12
+_FIRST_SHARE = 0.75  # of the time is for the even part of the design, the rest for the adaptive part and repetitions
 _SAVE_EVERY = 1.0  # seconds between transactions
 
 
@@ -132,9 +135,11 @@ def profile(
     A row per configuration: a width per channel group, ``seconds`` with its 95 % interval ``[low, high]``, ``split``
     ("dense", "train", "holdout") and ``runs``; ``attrs`` has target, environment, grid with evidence, noise and
     where the time went. ``samples`` counts the dense network and the corners. ``out`` is a store that is continued
-    if it exists. Raises `MeasurementError` where fewer than nine in ten configurations can be trusted; what was
-    measured stays in the store. With ``quantity="energy"`` the column is ``joules`` of one inference, read from
-    ``counter`` (see `profilers.measuring.counters.Counter.of`; None finds the device's own).
+    if it exists. Measuring goes on for ``time_limit`` seconds while a configuration is doubtful; those that stay
+    doubtful are left out with a warning. Raises `MeasurementError` where fewer than 12 are usable, hold-out apart (of
+    fewer than 14 ``samples``: fewer than nine in ten); what was measured stays in the store. With
+    ``quantity="energy"`` the column is ``joules`` of one inference, read from ``counter`` (see
+    `profilers.measuring.counters.Counter.of`; None finds the device's own).
     """
     if samples < 2 or holdout < 0:
         raise ProfileError(f"{samples} samples and {holdout} hold-out asked for; use at least 2 and 0")
@@ -282,8 +287,6 @@ class _Job:
             self.bench.calibrate()
         self.environment = self.bench.key
         self.network = self._register()
-        load = machine.load_average() if target.remote_device is None else target.remote_device.state()
-        self.session = store.add_session(self.environment, f"profile {shlex.quote(name)}", load)
         self._unsaved: list[tuple[str, Samples]] = []
         self._saved = time.monotonic()
 
@@ -294,16 +297,11 @@ class _Job:
         with self.clock.stage("check"):
             self.notify(Event("checking against the shrunk network"))
             agreement = self.builder.check(self.seed)
-        self._forget_disturbed()
-        try:
-            self._measure(self._design(space, samples, holdout))
-            self._measure(self._adapted(space, samples))
-        finally:
-            self._save()
-        found = measurements(self.store, self.network, self.environment, self.protocol)
-        doubtful = {id: m for id, m in found.items() if not m.trusted}
-        if doubtful:
-            self._refuse_or_warn(doubtful, len(found))
+        self._measure(self._design(space, samples, holdout), _FIRST_SHARE * self._left())
+        design = self._adapted(space, samples)
+        while self._measure(design, self._left()):  # a reference that fell since makes finished ones doubtful again
+            pass
+        self._refuse_or_warn(design, samples)
         table = profile_table(self.store, self.network, self.environment, self.protocol)
         table.attrs |= {"breakdown": dict(self.clock.seconds), "prepared": self.builder.how, "agreement": agreement}
         return table
@@ -337,17 +335,6 @@ class _Job:
                 changed,
             )
         return network
-
-    def _forget_disturbed(self) -> None:
-        """Where all is measured and all refused for what hides in it: measure again, or no repetition would help."""
-        found = measurements(self.store, self.network, self.environment, self.protocol).values()
-        if found and all(m.finished and m.flaw is None and m.doubt is not None for m in found):
-            hidden = self.store.reference(self.environment)[1]
-            runs = self.store.forget_samples(self.environment, self.network)
-            _log.warning(
-                "%d runs in %s were inflated by about %.1f %% (%.1f %% is allowed) and are made again",
-                runs, self.store.path, 100 * hidden, 100 * self.protocol.worst,
-            )  # fmt: skip
 
     def _left(self) -> float:
         return max(self.deadline - time.monotonic(), 0.0)
@@ -426,17 +413,21 @@ class _Job:
                 total[:, 2] += operation.output(alpha)
         return total
 
-    def _measure(self, design: Sequence[StoredConfiguration]) -> None:
-        """Measure what is not finished yet, in waves that fit into memory."""
+    def _measure(self, design: Sequence[StoredConfiguration], limit: float) -> bool:
+        """Measure what is not finished or not trusted yet, in waves that fit into memory; whether anything was run."""
         found = measurements(self.store, self.network, self.environment, self.protocol)
-        pending = [c for c in design if c.id not in found or not found[c.id].finished]
-        earlier = {c.id: found[c.id].samples for c in pending if c.id in found}
+        pending = [c for c in design if c.id not in found or not (found[c.id].finished and found[c.id].trusted)]
+        # Runs of a session that was disturbed too much do not count: the configuration starts afresh.
+        quiet = {id for id, m in found.items() if m.hidden <= self.protocol.worst}
+        earlier = {c.id: found[c.id].samples for c in pending if c.id in quiet}
         rng = np.random.default_rng(self.seed)
         pending = [pending[i] for i in rng.permutation(len(pending))]
         wave = max(1, min(_WAVE, _WAVE_BYTES // max(3 * self.builder.size, 1)))
+        end = time.monotonic() + limit
+        measured = False
         for start in range(0, len(pending), wave):
             part = pending[start : start + wave]
-            if not self._left():
+            if time.monotonic() >= end:
                 break
             networks: dict[str, Loaded] = {}
             with self.clock.stage("prepare"):
@@ -445,8 +436,13 @@ class _Job:
                     networks[configuration.id] = self.builder.load(configuration.widths)
                     self.bench.warm_up(networks[configuration.id])
             with self.clock.stage("measure"):
-                limit = self._left() * len(part) / (len(pending) - start)
-                self._wave(part, networks, earlier, limit, (start / len(pending), len(part) / len(pending)))
+                share = len(part) / (len(pending) - start)
+                disturbed = any(c.id in found and c.id not in quiet for c in part)
+                if disturbed and not self.bench.wait_until_quiet(networks, share * (end - time.monotonic())):
+                    continue
+                span = (start / len(pending), len(part) / len(pending))
+                measured |= self._wave(part, networks, earlier, max(share * (end - time.monotonic()), 0.0), span)
+        return measured
 
     def _wave(
         self,
@@ -455,15 +451,30 @@ class _Job:
         earlier: Mapping[str, Samples],
         limit: float,
         progress: tuple[float, float],
-    ) -> None:
+    ) -> bool:
+        """Measure loaded networks in a session of their own; whether there were any runs."""
         short = {c.id: _short(c) for c in part}
         energy = "quantity" in self.bench.environment
         least = self.protocol.least_windows if energy else self.protocol.least_runs
         ready = dict.fromkeys(short, 0.0)  # share of the runs that a configuration needs at least
+        hidden = dict.fromkeys(short, 0.0)  # as far as the bench itself says it while it measures
         tally = {"runs": 0, "accepted": 0}
+        away = self.target.remote_device
+        session = self.store.add_session(
+            self.environment,
+            f"profile {shlex.quote(self.name)}",
+            machine.load_average() if away is None else away.state(),
+            reference=self.bench.reference.seconds,
+        )
+
+        def save() -> None:
+            scanned = self.bench.hidden_so_far(networks)
+            shares = {id: max(hidden[id], scanned) for id, _ in self._unsaved}
+            self._save(session, shares)
 
         def keep(id: str, samples: Samples, so_far: Measurement) -> None:
             self._unsaved.append((id, samples))
+            hidden[id] = so_far.hidden
             accepted = int(samples.accepted(self.bench.reference.seconds, self.protocol).sum())
             tally["runs"] += len(samples)
             tally["accepted"] += accepted
@@ -471,31 +482,40 @@ class _Job:
             done = progress[0] + progress[1] * sum(ready.values()) / len(ready)
             self.notify(Event("measuring", short[id], done, tally["accepted"] / max(tally["runs"], 1)))
             if time.monotonic() - self._saved > _SAVE_EVERY:
-                self._save()
+                save()
 
-        result = self.bench.measure(networks, limit=limit, earlier=earlier, on_visit=keep)
-        self._save()
-        hidden = float(np.median([m.hidden for m in result.values()])) if result else 0.0
-        self.store.lower_reference(self.environment, self.bench.reference.seconds, min(hidden, 1e9))
+        try:
+            result = self.bench.measure_once(networks, limit=limit, earlier=earlier, on_visit=keep)
+        except BaseException:
+            save()
+            raise
+        self._save(session, {id: m.hidden for id, m in result.items()})
+        return tally["runs"] > 0
 
-    def _save(self) -> None:
-        unsaved, self._unsaved = self._unsaved, []
-        if unsaved:
-            try:
-                self.store.add_samples(self.session, unsaved)
-            except BaseException:
-                self._unsaved = unsaved
-                raise
+    def _save(self, session: int, hidden: Mapping[str, float]) -> None:
+        self.store.add_samples(session, self._unsaved, reference=self.bench.reference.seconds, hidden=hidden)
+        self._unsaved = []
         self._saved = time.monotonic()
 
-    def _refuse_or_warn(self, doubtful: Mapping[str, Measurement], total: int) -> None:
-        trusted = 1 - len(doubtful) / max(total, 1)
-        if trusted < _SHARE_TRUSTED:
-            raise self.bench.explain({f"configuration {m.what}": m for m in doubtful.values()}, self.limit)
+    def _refuse_or_warn(self, design: Sequence[StoredConfiguration], samples: int) -> None:
+        found = measurements(self.store, self.network, self.environment, self.protocol)
+        doubtful = [c for c in design if c.id not in found or not found[c.id].trusted]
+        if not doubtful:
+            return
+        fitted = [c for c in design if c.split != "holdout"]
+        usable = len(fitted) - sum(c.split != "holdout" for c in doubtful)
+        if usable < min(_LEAST, math.ceil(_LEAST_SHARE * min(samples, len(fitted)))):
+            tried = {f"configuration {found[c.id].what}": found[c.id] for c in doubtful if c.id in found}
+            if tried:
+                raise self.bench.explain(tried, self.limit)
+            raise MeasurementError(
+                f"Only {usable} of {len(fitted)} configurations were measured within the time limit of "
+                f"{self.limit:.0f} s. Give more time with --time-limit; the same command continues."
+            )
         _log.warning(
-            "%d of %d configurations could not be measured well enough and are left out; the same command continues",
+            "%d of %d configurations could not be measured well enough and are left out; the same command continues.",
             len(doubtful),
-            total,
+            len(design),
         )
 
 

@@ -2,7 +2,8 @@
 
 Rows are found by the hash of what they are about (target, environment, network, configuration), so the same thing
 asked twice is the same row. Runs are raw and never changed; statistics and acceptance are derived when read, by the
-lowest reference known, so a better reference found later corrects old judgements too. In an environment whose
+lowest reference known, so a better reference found later corrects old judgements too. Reference and hidden inflation
+are written in the same transaction as the runs they judge: runs without them are not trusted. In an environment whose
 ``quantity`` is energy, the columns seconds, control_before and control_after hold joules.
 
 Write-ahead logging: a process killed at any moment loses at most the transaction it was in; readers and a second
@@ -30,7 +31,7 @@ from profilers.measuring.measurement import Samples
 __all__ = ["Store", "StoredConfiguration", "identity"]
 
 _APPLICATION = 0x44534148  # "DSAH", in the header of every store
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"SQLite format 3\x00"
 _PATIENCE = 60.0  # seconds that a writer waits for another one
 
@@ -52,8 +53,10 @@ CREATE TABLE samples (
   visit INTEGER NOT NULL, seconds REAL NOT NULL, control_before REAL NOT NULL, control_after REAL NOT NULL, wait REAL,
   extra TEXT);
 CREATE INDEX samples_by_configuration ON samples (configuration, session);
-CREATE TABLE reference (
-  environment TEXT PRIMARY KEY REFERENCES environments, seconds REAL NOT NULL, hidden REAL NOT NULL);
+CREATE TABLE inflation (
+  session INTEGER NOT NULL REFERENCES sessions, configuration TEXT NOT NULL REFERENCES configurations,
+  hidden REAL NOT NULL, PRIMARY KEY (session, configuration));
+CREATE TABLE reference (environment TEXT PRIMARY KEY REFERENCES environments, seconds REAL NOT NULL);
 CREATE TABLE grids (
   network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
   grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (network, environment));
@@ -108,8 +111,6 @@ class Store:
                     f"{self.path} has version {version} of the profile store, this program reads {_VERSION}; "
                     "choose another --out, or use the program that wrote it"
                 )
-            elif "extra" not in {row[1] for row in connection.execute("PRAGMA table_info(samples)")}:
-                connection.execute("ALTER TABLE samples ADD COLUMN extra TEXT")  # written before there was energy
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -185,9 +186,10 @@ class Store:
                 (id, name, json.dumps(dict(description), sort_keys=True), time.time()),
             )
 
-    def add_session(self, environment: str, command: str, load: Mapping[str, float]) -> int:
-        """A new session of measuring; its number."""
+    def add_session(self, environment: str, command: str, load: Mapping[str, float], *, reference: float) -> int:
+        """Begin a session of measuring, with the ``reference`` (s) of its control workload; return its number."""
         with self._transaction() as connection:
+            _lower_reference(connection, environment, reference)
             cursor = connection.execute(
                 "INSERT INTO sessions (environment, command, load, started) VALUES (?, ?, ?, ?)",
                 (environment, command, json.dumps(dict(load)), time.time()),
@@ -235,8 +237,23 @@ class Store:
 
     # What was found --------------------------------------------------------------------------------------------------
 
-    def add_samples(self, session: int, samples: Sequence[tuple[str, Samples]]) -> None:
-        """Append raw runs, (configuration, runs) each, in one transaction."""
+    def add_samples(
+        self,
+        session: int,
+        samples: Sequence[tuple[str, Samples]],
+        *,
+        reference: float,
+        hidden: Mapping[str, float],
+    ) -> None:
+        """Append raw runs of a session and what they are judged by, in one transaction.
+
+        Args:
+            session: number from `add_session`.
+            samples: (configuration, runs) each.
+            reference: seconds of the undisturbed control; the store keeps the lowest.
+            hidden: by configuration, the inflation in this session that the control cannot see; replaces the value
+                stored for the same session and configuration.
+        """
         rows = [
             (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w), extra)
             for configuration, part in samples
@@ -250,48 +267,36 @@ class Store:
                 "extra) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 rows,
             )
+            connection.executemany(
+                "INSERT OR REPLACE INTO inflation VALUES (?, ?, ?)", [(session, id, h) for id, h in hidden.items()]
+            )
+            (environment,) = connection.execute("SELECT environment FROM sessions WHERE id = ?", (session,)).fetchone()
+            _lower_reference(connection, environment, reference)
 
-    def samples(self, environment: str, network: str) -> dict[str, Samples]:
-        """All raw runs of a network in an environment, by configuration."""
+    def samples(self, environment: str, network: str) -> dict[str, list[tuple[Samples, float]]]:
+        """All raw runs of a network in an environment: by configuration, the runs of each session with the hidden
+        inflation of that session; infinity where none was stored."""
         rows = self._rows(
-            "SELECT s.configuration, s.session, s.visit, s.seconds, s.control_before, s.control_after, s.wait, s.extra "
-            "FROM samples s JOIN sessions e ON e.id = s.session JOIN configurations c ON c.id = s.configuration "
+            "SELECT s.configuration, s.session, i.hidden, s.visit, s.seconds, s.control_before, s.control_after, "
+            "s.wait, s.extra FROM samples s JOIN sessions e ON e.id = s.session "
+            "JOIN configurations c ON c.id = s.configuration "
+            "LEFT JOIN inflation i ON i.session = s.session AND i.configuration = s.configuration "
             "WHERE e.environment = ? AND c.network = ? ORDER BY s.id",
             (environment, network),
         )
-        parts: dict[str, dict[int, list[tuple[Any, ...]]]] = {}
-        for configuration, session, *run in rows:
-            parts.setdefault(configuration, {}).setdefault(session, []).append(tuple(run))
+        parts: dict[str, dict[tuple[int, float], list[tuple[Any, ...]]]] = {}
+        for configuration, session, hidden, *run in rows:
+            key = (session, float("inf") if hidden is None else float(hidden))
+            parts.setdefault(configuration, {}).setdefault(key, []).append(tuple(run))
         return {
-            configuration: Samples.joined([_samples(runs) for runs in sessions.values()])
+            configuration: [(_samples(runs), hidden) for (_, hidden), runs in sessions.items()]
             for configuration, sessions in parts.items()
         }
 
-    def forget_samples(self, environment: str, network: str) -> int:
-        """Drop the raw runs of a network in an environment, and what was hidden in them; how many there were."""
-        with self._transaction() as connection:
-            dropped = connection.execute(
-                "DELETE FROM samples WHERE session IN (SELECT id FROM sessions WHERE environment = ?) "
-                "AND configuration IN (SELECT id FROM configurations WHERE network = ?)",
-                (environment, network),
-            ).rowcount
-            connection.execute("UPDATE reference SET hidden = 0 WHERE environment = ?", (environment,))
-        return int(dropped)
-
-    def lower_reference(self, environment: str, seconds: float, hidden: float) -> float:
-        """Keep the lowest reference of an environment and the latest hidden inflation; the reference that holds."""
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT INTO reference VALUES (?, ?, ?) ON CONFLICT (environment) DO UPDATE SET "
-                "seconds = min(seconds, excluded.seconds), hidden = excluded.hidden",
-                (environment, seconds, hidden),
-            )
-        return self.reference(environment)[0]
-
-    def reference(self, environment: str) -> tuple[float, float]:
-        """Lowest control seconds and latest hidden inflation of an environment; (inf, 0) where there is none."""
-        rows = self._rows("SELECT seconds, hidden FROM reference WHERE environment = ?", (environment,))
-        return (float(rows[0][0]), float(rows[0][1])) if rows else (float("inf"), 0.0)
+    def reference(self, environment: str) -> float:
+        """Lowest control seconds of an environment; NaN, by which no run is accepted, where none was stored."""
+        rows = self._rows("SELECT seconds FROM reference WHERE environment = ?", (environment,))
+        return float(rows[0][0]) if rows else float("nan")
 
     def forget_reference(self, environment: str) -> None:
         """The machine has changed for good: the next session sets the reference."""
@@ -348,6 +353,7 @@ class Store:
             "designs",
             "sessions",
             "samples",
+            "inflation",
             "reference",
             "grids",
         ):
@@ -355,6 +361,14 @@ class Store:
         with self._explained("read"):
             cursor = self._connection.execute(f"SELECT * FROM {name}")
             return [c[0] for c in cursor.description], cursor.fetchall()
+
+
+def _lower_reference(connection: sqlite3.Connection, environment: str, seconds: float) -> None:
+    connection.execute(
+        "INSERT INTO reference VALUES (?, ?) ON CONFLICT (environment) DO UPDATE SET "
+        "seconds = min(seconds, excluded.seconds)",
+        (environment, seconds),
+    )
 
 
 def _samples(runs: Sequence[tuple[Any, ...]]) -> Samples:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dsa_hw.errors import StoreError
-from profilers.measuring.measurement import Measurement, Protocol
+from profilers.measuring.measurement import Measurement, Protocol, Samples
 from profilers.storage.store import Store
 
 __all__ = ["Tables", "kind_of", "load", "measurements", "profile_table"]
@@ -55,16 +55,22 @@ def load(path: str | Path, *, statistic: str = "quiet", protocol: Protocol | Non
 
 
 def measurements(store: Store, network: str, environment: str, protocol: Protocol) -> dict[str, Measurement]:
-    """Every configuration of a design as a `Measurement`, trusted or not, by identity."""
+    """Every configuration of a design as a `Measurement`, trusted or not, by identity.
+
+    Each run is judged by the hidden inflation of its own session: sessions with more than ``protocol`` allows are left
+    out, unless there is no other.
+    """
     description = store.environment(environment)
-    reference, hidden = store.reference(environment)
+    reference = store.reference(environment)
     samples = store.samples(environment, network)
     kind = kind_of(description)
-    return {
-        c.id: kind(c.id[:12], description["target"], samples[c.id], reference, protocol, description, hidden)
-        for c in store.design(network, environment)
-        if c.id in samples
-    }
+    found = {}
+    for c in store.design(network, environment):
+        if c.id in samples:
+            used = [part for part in samples[c.id] if part[1] <= protocol.worst] or samples[c.id]
+            runs, hidden = Samples.joined([runs for runs, _ in used]), max(hidden for _, hidden in used)
+            found[c.id] = kind(c.id[:12], description["target"], runs, reference, protocol, description, hidden)
+    return found
 
 
 def kind_of(environment: Mapping[str, str]) -> type[Measurement]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from profilers.measuring.bench import Bench
 from profilers.targets import Loaded, Target
 
 
@@ -46,7 +47,7 @@ class Machine:
     ) -> None:
         self.now = 0.0
         self.wait = 0.0
-        self._slowdown, self._steals, self._jitter = slowdown, steals, jitter
+        self.slowdown, self._steals, self._jitter = slowdown, steals, jitter
         self._rng = np.random.default_rng(seed)
 
     def clock(self) -> float:
@@ -68,7 +69,7 @@ class Machine:
                 self.wait += step
                 continue
             done = min(step, left)
-            self.now += done * self._slowdown(self.now)
+            self.now += done * self.slowdown(self.now)
             left -= done
         return self.now - begin
 
@@ -85,3 +86,35 @@ class Simulated(Target):
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Never called: networks come from the machine."""
         raise NotImplementedError
+
+
+class SimulatedDevice(Target):
+    """A simulated machine on which networks can be loaded: a convolution costs its weights."""
+
+    runtime = "simulated"
+
+    def __init__(self, machine: Machine, control: float = 5e-4) -> None:
+        super().__init__("device")
+        self.machine, self.control = machine, control
+
+    def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
+        """Loads the network at its true speed."""
+        return self.machine.network(self.truth(artefact))
+
+    @staticmethod
+    def truth(module: nn.Module) -> float:
+        """Undisturbed seconds of a network."""
+        return 1e-3 + 4e-7 * sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
+
+
+class SimulatedBench(Bench):
+    """A bench that lives in the time of a `SimulatedDevice`."""
+
+    def __init__(self, target: SimulatedDevice, **options: Any) -> None:
+        machine = target.machine
+        super().__init__(
+            target, control=machine.network(target.control), clock=machine.clock, waited=machine.waited, **options
+        )
+
+
+SimulatedDevice.bench_class = SimulatedBench

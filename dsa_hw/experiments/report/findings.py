@@ -141,7 +141,7 @@ class Findings:
                 used = float(row["seconds"] / row["limit"])
                 kept = "was kept" if used <= 1 else f"was missed by {percent(used - 1)}"
                 if row.get("verdict") == "CANNOT TELL":
-                    kept = "cannot be told from its limit"
+                    kept = "is too close to its limit for a verdict"
                 found.append(f"The {name} {kept}: measured {seconds(row['seconds'])}, {percent(share)} of dense.")
             else:
                 found.append(f"The {name} gave a network that takes {percent(share)} of the dense latency.")

@@ -67,9 +67,13 @@ def test_latency_is_profiled_measured_corrected_and_certified(
 
     again = recheck(tmp_path / "run" / "plan.json", net, target=formula)
     assert (again.now.verdict, again.same_device) == ("MET", True)
-    assert "still holds" in str(again)
+    assert f"The certificate of {again.then.date} still holds." in str(again)
     formula.factor = 1.2  # everything is slower than it ever was here: a disturbed machine
-    assert recheck(result.plan, net, target=formula, time_limit=1).now.verdict == "CANNOT TELL"
+    doubtful = recheck(result.plan, net, target=formula, time_limit=1)
+    assert doubtful.now.verdict == "CANNOT TELL"
+    assert str(doubtful).startswith(
+        f"Inconclusive: cannot determine whether the certificate of {doubtful.then.date} still holds."
+    )
     formula.factor = 1.0
 
     # The same call again: nothing is trained again, and the profile is not measured again.
@@ -105,7 +109,7 @@ def test_an_absolute_promise_does_not_hold_on_a_slower_device(
     assert not found.same_device
     assert "cpu" in found.device
     assert "formula 1 -> 2" in found.versions
-    assert "another device" in str(found)
+    assert f"The certificate of {found.then.date} no longer holds (measured on a different device)." in str(found)
 
 
 def profile_table(net: Net, example: torch.Tensor, wrong: float = 1.0) -> pd.DataFrame:

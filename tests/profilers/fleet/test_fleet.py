@@ -165,14 +165,14 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "p.sqlite"
-    real, unfinished = FleetBench.measure, []
+    real, unfinished = FleetBench.measure_once, []
 
     def measure(*arguments: Any, **options: Any) -> Any:
         found = real(*arguments, **options)
         unfinished.extend(name for name, m in found.items() if not m.finished)
         return found
 
-    monkeypatch.setattr(FleetBench, "measure", measure)
+    monkeypatch.setattr(FleetBench, "measure_once", measure)
     with caplog.at_level(logging.INFO):
         tables = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert processes.running["mortal"].wait(10) == 9

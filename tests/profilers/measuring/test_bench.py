@@ -155,6 +155,59 @@ def test_limit_is_kept_and_an_unfinished_measurement_says_so(tmp_path: Path) -> 
     assert "WARNING: do not use this number" in repr(found)
 
 
+def test_networks_that_a_lower_reference_makes_doubtful_are_measured_again(tmp_path: Path) -> None:
+    # For 4 s everything takes 6 % longer. Network a is finished by then (6 rounds), the others are not (12 rounds).
+    machine = Machine(lambda t: 1.06 if t < 4 else 1.0)
+    bench = bench_on(machine, tmp_path)
+    networks = {"a": machine.network(2e-3), **{f"b{i}": machine.network(0.03) for i in range(12)}}
+    finished: list[float] = []
+
+    def note(name: str, _: Samples, so_far: Measurement) -> None:
+        if name == "a":
+            finished.append(machine.now)
+
+    found = bench.measure_once(networks, limit=120, on_visit=note)
+    assert max(np.diff(finished)) > 1, "a was finished, and was taken up again"
+    assert bench.reference.seconds < 1.03 * CONTROL
+    for name, one in found.items():
+        assert one.trusted, one.doubt
+        assert one.seconds == pytest.approx(2e-3 if name == "a" else 0.03, rel=0.02)
+    assert machine.now < 30, "it stops once all are finished"
+
+
+def test_a_disturbance_that_ends_is_outlasted(tmp_path: Path) -> None:
+    quiet_reference(tmp_path)
+    bursts = square(0.02, 0.2, 2.0)  # shorter than a visit of 40 ms: every accepted run holds some
+    machine = Machine(lambda t: bursts(t) if t < 6 else 1.0)
+    bench = bench_on(machine, tmp_path)
+    found = bench.measure({"net": machine.network(0.04)}, limit=100)["net"]
+    assert found.trusted, found.doubt
+    assert found.seconds == pytest.approx(0.04, rel=0.02)
+    assert 6 < machine.now < 100
+
+
+def test_a_disturbance_that_does_not_end_uses_all_the_time(tmp_path: Path) -> None:
+    quiet_reference(tmp_path)
+    machine = Machine(square(0.02, 0.2, 2.0))
+    bench = bench_on(machine, tmp_path)
+    begin = machine.now
+    found = bench.measure({"net": machine.network(0.04)}, limit=20)["net"]
+    assert not found.trusted
+    assert machine.now - begin >= 20
+
+
+def test_disturbance_of_an_earlier_measurement_is_not_part_of_this_one(tmp_path: Path) -> None:
+    """And the quiet of an earlier one does not excuse this one."""
+    quiet_reference(tmp_path)
+    machine = Machine(lambda t: square(0.02, 0.2, 2.0)(t) if t >= 40 else 1.0)
+    bench = bench_on(machine, tmp_path)
+    network = machine.network(0.04)
+    assert bench.measure_once({"net": network}, limit=30)["net"].hidden < 0.01
+    machine.now = 40.0
+    found = bench.measure_once({"net": network}, limit=30)["net"]
+    assert found.hidden > 0.02 or found.runs < found.protocol.least_runs
+
+
 def test_earlier_runs_count(tmp_path: Path) -> None:
     machine = Machine()
     bench = bench_on(machine, tmp_path)

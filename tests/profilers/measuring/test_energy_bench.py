@@ -171,24 +171,19 @@ def test_profile_fit_and_a_budget_that_is_met(tiny: Network, tmp_path: Path) -> 
     assert seconds * watts <= limit, "and it is true on the simulated device"
 
 
-def test_a_store_from_before_there_was_energy_is_continued(tmp_path: Path) -> None:
-    import sqlite3
-
-    path = tmp_path / "old.sqlite"
-    Store(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE samples DROP COLUMN extra")
-    connection.commit()
-    connection.close()
+def test_runs_with_and_without_notes_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
     with Store(path) as store:
         store.add_environment("e", {"target": "t"})
         store.add_network("n", "n", {})
         (configuration,) = store.add_design("n", "e", [[1]], "train")
-        session = store.add_session("e", "test", {})
+        session = store.add_session("e", "test", {}, reference=1.0)
         plain = Samples.of_visit(np.asarray([1.0]), 0, 1.0, 1.0, np.nan)
         noted = Samples(plain.seconds, plain.visit, plain.before, plain.after, plain.wait, {"watts": np.asarray([9.0])})
-        store.add_samples(session, [(configuration.id, plain), (configuration.id, noted)])
-        found = store.samples("e", "n")[configuration.id]
+        runs = [(configuration.id, plain), (configuration.id, noted)]
+        store.add_samples(session, runs, reference=1.0, hidden={configuration.id: 0.0})
+        ((found, hidden),) = store.samples("e", "n")[configuration.id]
+    assert hidden == 0.0
     assert np.isnan(found.extra["watts"][0])
     assert found.extra["watts"][1] == 9.0
 

@@ -15,26 +15,25 @@ import pytest
 
 from dsa_hw.errors import StoreError
 from profilers import load
-from profilers.measuring.measurement import Samples
+from profilers.measuring.measurement import Protocol, Samples
 from profilers.storage.store import Store, identity
 
 ABOUT = {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []}
 
 
-def filled(path: Path, environment: str = "e", visits: int = 20) -> Store:
+def filled(path: Path, environment: str = "e", visits: int = 20, hidden: float = 0.0) -> Store:
     store = Store(path)
     store.add_environment(environment, {"target": "t", "version": environment})
     store.add_network("n", "net", ABOUT)
     (dense,) = store.add_design("n", environment, [[8, 16]], "dense")
     store.add_design("n", environment, [[4, 8]], "holdout")
-    session = store.add_session(environment, "test", {"load1": 0.5})
+    session = store.add_session(environment, "test", {"load1": 0.5}, reference=5e-4)
     rng = np.random.default_rng(0)
     runs = [
         (dense.id, Samples.of_visit(1e-2 * (1 + 0.003 * rng.random(2)), v, 5e-4, 5e-4, 0.0 if v % 2 else float("nan")))
         for v in range(visits)
     ]
-    store.add_samples(session, runs)
-    store.lower_reference(environment, 5e-4, 0.0)
+    store.add_samples(session, runs, reference=5e-4, hidden={dense.id: hidden})
     return store
 
 
@@ -69,9 +68,43 @@ def test_a_lower_reference_rejudges_old_runs(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path) as store:
         assert len(load(path).profile) == 1
-        assert store.lower_reference("e", 4e-4, 0.0) == 4e-4
-        assert store.lower_reference("e", 6e-4, 0.0) == 4e-4
+        store.add_session("e", "faster", {}, reference=4e-4)
+        assert store.reference("e") == 4e-4
+        store.add_session("e", "slower", {}, reference=6e-4)
+        assert store.reference("e") == 4e-4
     assert len(load(path).profile) == 0
+
+
+@pytest.mark.parametrize("table", ["reference", "inflation"])
+def test_runs_without_the_numbers_that_judge_them_are_not_trusted(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    assert len(load(path).profile) == 1
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"DELETE FROM {table}")
+    for lenient in (Protocol(), Protocol(tolerance=1e6, worst=1e6, waiting=1e6)):
+        tables = load(path, protocol=lenient)
+        assert len(tables.samples) == 40
+        assert len(tables.profile) == 0
+        assert tables.profile.attrs["untrusted"] == 1
+
+
+def test_each_run_is_judged_by_the_hidden_inflation_of_its_own_session(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    with filled(path, hidden=0.08) as store:
+        (other,) = (c for c in store.design("n", "e") if c.split == "holdout")
+        dense = identity("n", [8, 16])
+        assert len(load(path).profile) == 0, "session 1 was inflated by 8 %"
+        session = store.add_session("e", "quiet", {}, reference=5e-4)
+        quiet = [Samples.of_visit(np.asarray([5e-3, 5.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
+        store.add_samples(session, [(other.id, s) for s in quiet], reference=5e-4, hidden={other.id: 0.0})
+        assert load(path).profile["split"].tolist() == ["holdout"], "a quiet session does not clear an earlier one"
+        again = [Samples.of_visit(np.asarray([9e-3, 9.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
+        store.add_samples(session, [(dense, s) for s in again], reference=5e-4, hidden={dense: 0.001})
+        row = load(path).profile.iloc[0]
+        assert (row["split"], row["runs"]) == ("dense", 40), "of the dense network, only the quiet session counts"
+        assert row["seconds"] == pytest.approx(9e-3, rel=1e-3)
+        assert load(path, protocol=Protocol.allowing(0.1)).profile.iloc[0]["runs"] == 80, "8 % is allowed: all count"
 
 
 def test_environments_are_kept_apart(tmp_path: Path) -> None:
@@ -155,24 +188,24 @@ def test_missing_folder_folder_and_missing_file(tmp_path: Path) -> None:
 def test_full_disk_is_said_and_the_file_stays_intact(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path) as store:
-        session = store.add_session("e", "test", {})
+        session = store.add_session("e", "test", {}, reference=5e-4)
         (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
         store._connection.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then says what a full disk says
         id = identity("n", [8, 16])
         much = [(id, Samples.of_visit(np.full(50, 1e-2), v, 5e-4, 5e-4, 0.0)) for v in range(500)]
         with pytest.raises(StoreError, match=r"disk is full.*same command"):
-            store.add_samples(session, much)
+            store.add_samples(session, much, reference=5e-4, hidden={id: 0.0})
     tables = load(path)
     assert len(tables.samples) == 40
     with Store(path) as store:
-        store.add_session("e", "after", {})
+        store.add_session("e", "after", {}, reference=5e-4)
 
 
 _WRITER = """
     import os, random, signal, sys, time
     import numpy as np
-    from profilers.measurement import Samples
-    from profilers.store import Store, identity
+    from profilers.measuring.measurement import Samples
+    from profilers.storage.store import Store, identity
     path, children, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     ID = identity("n", [8, 16])
     def write(pipe):
@@ -180,10 +213,11 @@ _WRITER = """
         store.add_environment("e", {"target": "t"})
         store.add_network("n", "net", {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []})
         store.add_design("n", "e", [[8, 16]], "dense")
-        session = store.add_session("e", "writer", {})
+        session = store.add_session("e", "writer", {}, reference=5e-4)
         visit = 0
         while True:
-            store.add_samples(session, [(ID, Samples.of_visit(np.full(10, 1e-2), visit, 5e-4, 5e-4, 0.0))])
+            runs = Samples.of_visit(np.full(10, 1e-2), visit, 5e-4, 5e-4, 0.0)
+            store.add_samples(session, [(ID, runs)], reference=5e-4, hidden={ID: 0.0})
             os.write(pipe, b".")  # committed
             visit += 1
     rng = random.Random(seed)
@@ -228,6 +262,12 @@ def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Pat
         (torn,) = store._connection.execute(
             "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY session, visit HAVING count(*) != 10)"
         ).fetchone()
+        (unjudged,) = store._connection.execute(
+            "SELECT count(*) FROM samples s LEFT JOIN inflation i ON i.session = s.session "
+            "AND i.configuration = s.configuration WHERE i.hidden IS NULL"
+        ).fetchone()
+        assert store.reference("e") == 5e-4
+    assert unjudged == 0
     assert torn == 0, "a visit is there whole or not at all"
     assert 10 * committed <= runs <= 10 * (committed + 40)
 

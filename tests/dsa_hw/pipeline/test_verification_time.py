@@ -1,0 +1,84 @@
+"""Verification on a simulated machine: a verdict as soon as it is clear, and all the time where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from budgets import LatencyBudget
+from dsa_hw import find_groups, shrink
+from dsa_hw.channels.plan import Plan
+from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of
+from dsa_hw.pipeline.meters import DENSE, DeviceGauge
+from dsa_hw.pipeline.verification import recheck
+from profilers import Protocol
+from tests.fakes.formula import Net
+from tests.fakes.machine import Machine, SimulatedDevice
+
+
+def halved(net: Net, example: torch.Tensor) -> tuple[Any, list[Any], torch.nn.Module]:
+    groups = find_groups(net, (example,))
+    kept = [torch.arange(int(c) // 2).numpy() for c in groups.sizes]
+    return groups, kept, shrink(net, groups, kept)
+
+
+def certified(net: Net, example: torch.Tensor, device: SimulatedDevice, share: float) -> Plan:
+    """A plan that keeps half of each group, certified with a budget of which it truly uses ``share``."""
+    groups, kept, small = halved(net, example)
+    gauge = DeviceGauge(device, (example,), Protocol(statistic="median"))
+    found = gauge.read({DENSE: net, "pruned": small}, 60)
+    budget = LatencyBudget(f"{100 * device.truth(small) / device.truth(net) / share!r}%")
+    entry = entry_of(budget, gauge, found["pruned"].value, found["pruned"], found[DENSE])
+    return Plan.of(groups, kept, Certificate((entry,), "2026-11-16", 1).to_dict())
+
+
+@pytest.mark.parametrize("share", [0.98, 0.99])
+def test_a_certificate_that_is_met_still_holds_on_the_same_quiet_machine(
+    net: Net, example: torch.Tensor, share: float
+) -> None:
+    machine = Machine(jitter=0.02)
+    device = SimulatedDevice(machine)
+    plan = certified(net, example, device, share)
+    assert plan.certificate is not None
+    assert plan.certificate["verdict"] == "MET"
+    for seed in range(2):
+        begin = machine.now
+        found = recheck(plan, net, example_inputs=example, target=device, time_limit=60, seed=seed)
+        assert found.now.verdict == "MET", str(found)
+        assert str(found).startswith("The certificate of 2026-11-16 still holds.\n")
+        assert machine.now - begin < 60, "it stops when the verdict is clear"
+
+
+def test_reading_goes_on_until_it_is_decided_or_the_time_is_used(net: Net, example: torch.Tensor) -> None:
+    machine = Machine(jitter=0.02)
+    gauge = DeviceGauge(SimulatedDevice(machine), (example,), Protocol(statistic="median"))
+    networks = {DENSE: net, "pruned": halved(net, example)[2]}
+    looks: list[float] = []
+
+    def undecided(found: Mapping[str, Reading]) -> bool:
+        looks.append(sum(found["pruned"].sides()))
+        return False
+
+    begin = machine.now
+    gauge.read(networks, 15, decided=lambda _: True)
+    assert machine.now - begin < 10
+    begin = machine.now
+    found = gauge.read(networks, 15, decided=undecided)
+    assert machine.now - begin >= 15
+    assert sum(found["pruned"].sides()) < 0.7 * looks[0], "the interval shrinks"
+    assert 2 <= len(looks) <= 6, "in a few looks"
+
+
+def test_cannot_tell_is_said_only_after_the_time_limit(net: Net, example: torch.Tensor) -> None:
+    machine = Machine()
+    device = SimulatedDevice(machine)
+    plan = certified(net, example, device, 0.98)
+    machine.slowdown = lambda t: 1.3  # since then something disturbs all the time
+    begin = machine.now
+    found = recheck(plan, net, example_inputs=example, target=device, time_limit=20)
+    assert found.now.verdict == "CANNOT TELL"
+    assert machine.now - begin >= 20
+    assert str(found).startswith("Inconclusive: cannot determine whether the certificate of 2026-11-16 still holds.\n")
