@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tqdm import tqdm
 import budgets
 from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import DsaError
+from dsa_hw.profiles import Profile
 from dsa_hw.zoo.torchvision_compat import torchvision
 
 CASES = (
@@ -97,28 +99,27 @@ def measure(directory: Path, cases: list[str], limit: float, allow: float) -> in
     return failed
 
 
-def read(directory: Path, case: str) -> pd.DataFrame | None:
-    """The cached profile table of a case, or None where it has not been measured."""
+def read(directory: Path, case: str) -> Profile | None:
+    """The cached profile of a case, or None where it has not been measured."""
     _, table, attributes = files(directory, case)
     if not (table.exists() and attributes.exists()):
         return None
-    profile = pd.read_csv(table)
-    profile.attrs = json.loads(attributes.read_text())
-    return profile
+    return Profile.from_metadata(pd.read_csv(table), json.loads(attributes.read_text()))
 
 
-def _ratios(profile: pd.DataFrame, groups: ChannelGroups) -> tuple[np.ndarray, np.ndarray]:
-    return profile[list(groups.names)].to_numpy(np.float64) / groups.sizes, profile["seconds"].to_numpy(np.float64)
+def _ratios(table: pd.DataFrame, groups: ChannelGroups) -> tuple[np.ndarray, np.ndarray]:
+    return table[list(groups.names)].to_numpy(np.float64) / groups.sizes, table["seconds"].to_numpy(np.float64)
 
 
-def evaluate(profile: pd.DataFrame, groups: ChannelGroups, splits: int = SPLITS) -> dict[str, Any]:
+def evaluate(profile: Profile, groups: ChannelGroups, splits: int = SPLITS) -> dict[str, Any]:
     """Hold-out errors of all methods and of ``budgets.fit`` at each training size, and the coverage of its bound.
 
     Everyone is given the dense network besides the n training configurations.
     """
-    held, truth = _ratios(profile[profile["split"] == "holdout"], groups)
-    alpha, y = _ratios(profile[profile["split"] == "train"], groups)
-    dense, dense_y = _ratios(profile[profile["split"] == "dense"], groups)
+    table = profile.table
+    held, truth = _ratios(table[table["split"] == "holdout"], groups)
+    alpha, y = _ratios(table[table["split"] == "train"], groups)
+    dense, dense_y = _ratios(table[table["split"] == "dense"], groups)
     methods: dict[str, Callable[[], Any]] = {**contenders(groups), **baselines(groups)}
     orders = [np.random.default_rng(seed).permutation(len(y)) for seed in range(REPEATS)]
     mape: dict[str, dict[int, float]] = {name: {} for name in (CHOSEN, *methods)}
@@ -140,7 +141,7 @@ def evaluate(profile: pd.DataFrame, groups: ChannelGroups, splits: int = SPLITS)
         "groups": len(groups),
         "configurations": len(y),
         "holdout": len(truth),
-        "noise": profile.attrs.get("noise"),
+        "noise": profile.noise,
         "mape": mape,
         "within_10": within,
         "fit_at_40": {key: float(np.mean([o[key] for o in ours[40]])) for key in ours[40][0] if key != "name"},
@@ -149,13 +150,13 @@ def evaluate(profile: pd.DataFrame, groups: ChannelGroups, splits: int = SPLITS)
     }
 
 
-def _ours(profile: pd.DataFrame, groups: ChannelGroups, rows: np.ndarray) -> dict[str, Any]:
+def _ours(profile: Profile, groups: ChannelGroups, rows: np.ndarray) -> dict[str, Any]:
     """``budgets.fit`` on some of the training rows, the dense network and the hold-out."""
-    train = profile[profile["split"] == "train"].iloc[rows]
-    table = pd.concat([train, profile[profile["split"].isin(["dense", "holdout"])]], ignore_index=True)
-    table.attrs = profile.attrs
+    table = profile.table
+    train = table[table["split"] == "train"].iloc[rows]
+    some = pd.concat([train, table[table["split"].isin(["dense", "holdout"])]], ignore_index=True)
     started = time.perf_counter()
-    model = budgets.fit(table, groups)
+    model = budgets.fit(replace(profile, table=some), groups)
     errors = model.provenance.errors
     return {
         "name": model.name,
@@ -167,7 +168,7 @@ def _ours(profile: pd.DataFrame, groups: ChannelGroups, rows: np.ndarray) -> dic
     }
 
 
-def coverage(profile: pd.DataFrame, groups: ChannelGroups, splits: int = SPLITS) -> dict[str, Any]:
+def coverage(profile: Profile, groups: ChannelGroups, splits: int = SPLITS) -> dict[str, Any]:
     """Coverage of the 90 % bound of ``budgets.fit``, as a user calls it, over random splits of the measured table.
 
     40 of all drawn configurations (and the dense network) are fitted, the others test. Given the table, the 40 and each
@@ -176,16 +177,16 @@ def coverage(profile: pd.DataFrame, groups: ChannelGroups, splits: int = SPLITS)
     ``coverage_90_se`` is the standard error over the splits. ``coverage_90_by_cost``: the cheapest, middle and dearest
     third of the configurations on their own, which no theorem promises.
     """
-    drawn, dense = profile[profile["split"].isin(["train", "holdout"])], profile[profile["split"] == "dense"]
+    table = profile.table
+    drawn, dense = table[table["split"].isin(["train", "holdout"])], table[table["split"] == "dense"]
     alpha, y = _ratios(drawn, groups)
     third = np.argsort(np.argsort(y)) * 3 // len(y)
     covered, widths, methods = [], [], Counter[str]()
     tests, kept = np.zeros(3), np.zeros(3)
     for seed in tqdm(range(splits), desc="coverage", unit="split", disable=not sys.stderr.isatty()):
         order = np.random.default_rng(1000 + seed).permutation(len(y))
-        table = pd.concat([drawn.iloc[order[:40]].assign(split="train"), dense], ignore_index=True)
-        table.attrs = profile.attrs
-        model = budgets.fit(table, groups)
+        some = pd.concat([drawn.iloc[order[:40]].assign(split="train"), dense], ignore_index=True)
+        model = budgets.fit(replace(profile, table=some), groups)
         left = order[40:]
         upper = model.upper(alpha[left], 0.9)
         hit = y[left] <= upper

@@ -147,7 +147,7 @@ def raspberry_pi(path: Path) -> dict[str, Any]:
                     error = np.abs(make().fit(train[:n], y[:n]).predict(held) / truth - 1)
                     errors[name][n].append(float(error.mean()))
                     within[name][n].append(float((error <= 0.1).mean()))
-            model = budgets.fit(_table(groups, train[:40], y[:40]), groups)
+            model = budgets.fit(_table(groups, train[:40], y[:40]), groups, target="tflite/raspberry-pi-3")
             chosen.append(float(np.abs(model(held) / truth - 1).mean()))
             upper = model.upper(held, 0.9)
             covered.append(float((truth <= upper).mean()))
@@ -165,7 +165,6 @@ def raspberry_pi(path: Path) -> dict[str, Any]:
 def _table(groups: ChannelGroups, alpha: np.ndarray, seconds: np.ndarray) -> pd.DataFrame:
     frame = pd.DataFrame(np.rint(alpha * groups.sizes).astype(int), columns=list(groups.names))
     frame["seconds"], frame["split"] = seconds, "train"
-    frame.attrs = {"target": "tflite/raspberry-pi-3", "names": list(groups.names), "sizes": groups.sizes.tolist()}
     return frame
 
 
