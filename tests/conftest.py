@@ -1,7 +1,9 @@
-"""Fixtures for every test: a cache folder of its own, so that no test reads or writes the user's."""
+"""Fixtures for every test: a cache folder of its own, so that no test reads or writes the user's; shared data files."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,3 +13,16 @@ import pytest
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep references of the user out of the tests."""
     monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """Return the path of a file that is not part of the repository, or skip the test (mark it ``needs_data``)."""
+    folder = Path(os.environ.get("DSA_HW_DATA", Path(__file__).parents[2] / "shared/data"))
+
+    def find(name: str) -> Path:
+        if not (folder / name).exists():
+            pytest.skip(f"{name} is not in {folder}: set DSA_HW_DATA to the folder with the shared data")
+        return folder / name
+
+    return find

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -99,10 +98,9 @@ def test_option_a_resnet20() -> None:
     assert type(small.layer2[0].shortcut).__name__ == "ShrunkPadding"
 
 
-def test_trained_resnet20_of_the_shared_data() -> None:
-    path = pathlib.Path(os.environ.get("DSA_HW_DATA", "../shared/data")) / "weights" / "resnet20-12fca82f.th"
-    if not path.exists():
-        pytest.skip(f"the trained ResNet-20 is not here ({path}): set DSA_HW_DATA to the shared data folder")
+@pytest.mark.needs_data
+def test_trained_resnet20_of_the_shared_data(shared_data: Callable[[str], Path]) -> None:
+    path = shared_data("weights/resnet20-12fca82f.th")
     state = torch.load(path, weights_only=True, map_location="cpu")["state_dict"]
     model = Cifar()
     model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
@@ -226,6 +224,7 @@ def test_random_networks(blocks: list[Callable[[int], tuple[nn.Module, int]]], s
     prove(model, groups, image, seed)
 
 
+@pytest.mark.speed
 def test_finding_groups_takes_at_most_three_times_the_export() -> None:
     """A ratio within one run, the best of three each: the machine is shared."""
     model, inputs = load_model("resnet50", (1, 3, 224, 224))
@@ -240,6 +239,7 @@ def test_finding_groups_takes_at_most_three_times_the_export() -> None:
     assert min(find) < 3 * min(export)
 
 
+@pytest.mark.speed
 def test_shrinking_densenet_takes_less_than_a_second() -> None:
     model, inputs = load_model("densenet121", (1, 3, 64, 64))
     groups = find_groups(model, inputs, verify=False)

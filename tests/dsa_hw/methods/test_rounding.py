@@ -163,15 +163,21 @@ def test_minimum_is_kept_and_infeasible_is_said() -> None:
     assert np.array_equal(exact, np.ceil(0.5 * sizes))
 
 
-def test_sixty_groups_take_about_half_a_second_and_the_same_answer_every_time() -> None:
+def test_rounding_is_deterministic() -> None:
+    alpha, sizes, grid, costs, limits, importance = case(20, 4, budgets=2)
+    one, other = (round_widths(alpha, CostSet(costs, sizes, limits), grid, importance) for _ in range(2))
+    assert np.array_equal(one, other)
+
+
+@pytest.mark.speed
+def test_sixty_groups_take_less_than_one_and_a_half_seconds() -> None:
     alpha, sizes, grid, costs, limits, importance = case(60, 4, budgets=2)
-    times, found = [], []
+    times = []
     for _ in range(3):
         start = time.process_time()  # of this process; a neighbour still slows it through caches and memory
-        found.append(round_widths(alpha, CostSet(costs, sizes, limits), grid, importance))
+        round_widths(alpha, CostSet(costs, sizes, limits), grid, importance)
         times.append(time.process_time() - start)
     assert min(times) < 1.5, "below 1 s on a quiet machine; the rest is for noisy ones"
-    assert all(np.array_equal(found[0], other) for other in found)
 
 
 def test_bad_input_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from profilers.measuring.measurement import Protocol
 from profilers.targets import resolve
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
-PI = Path(__file__).parents[4] / "shared/data/rpi3_wrn40_2/rpi3_wrn40_2_table.csv.gz"
 
 
 def cost(c_in: int, c_out: int) -> float:
@@ -194,19 +194,16 @@ KINDS = {"Conv_0": "conv1", "FC": "linear"} | {
 }
 
 
-@pytest.fixture(scope="module")
-def pi(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if not PI.exists():
-        pytest.skip("the shared Raspberry Pi table is not here")
-    layers = tmp_path_factory.mktemp("pi") / "layers.json"
+@pytest.mark.needs_data
+def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(
+    shared_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, layers = shared_data("rpi3_wrn40_2/rpi3_wrn40_2_table.csv.gz"), tmp_path / "layers.json"
     layers.write_text(json.dumps(KINDS))
-    return f"table:{PI}?layers={layers}"
-
-
-def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(pi: str, tmp_path: Path) -> None:
+    pi = f"table:{path}?layers={layers}"
     model, inputs = models.load_model("wrn40_2")
     groups = find_groups(model, inputs)
-    entries = pd.read_csv(PI).set_index(["table", "c_in", "c_out"])["latency_s"]
+    entries = pd.read_csv(path).set_index(["table", "c_in", "c_out"])["latency_s"]
     expected = entries["Conv_0", 3, 16] + entries["FC", 128, 1]
     for g, i, o in ((1, 16, 32), (2, 32, 64), (3, 64, 128)):
         expected += entries[f"Stride_{g}", i, o] + entries[f"Skip_{g}", i, o] + 11 * entries[f"No_Stride_{g}", o, o]
@@ -223,6 +220,6 @@ def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(pi: str, tmp_pat
     small = shrink(model, groups, [np.arange(w) for w in widths])
     found = profilers.measure(small, inputs, pi, protocol=Protocol())
     assert 0.9 * limit < found.seconds <= limit
-    assert found.estimated == f"estimated from look-up table {PI.name}"
-    plain = profilers.measure(small, inputs, f"table:{PI}")
+    assert found.estimated == f"estimated from look-up table {path.name}"
+    plain = profilers.measure(small, inputs, f"table:{path}")
     assert plain.seconds == pytest.approx(found.seconds, rel=0.05), "kinds by geometry: near, not the same"
