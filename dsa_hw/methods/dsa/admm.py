@@ -78,7 +78,8 @@ class AdmmState:
         wanted = {field.name for field in fields(self)}
         if set(state) != wanted:
             raise WidthError(f"An allocation state has the fields {sorted(wanted)}; got {sorted(state)}.")
-        arrays = {k: np.array(v, dtype=np.float64) for k, v in state.items() if k != "step"}
+        tensors = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in state.items() if k != "step"}
+        arrays = {k: v.numpy(force=True).copy() for k, v in tensors.items()}
         for name, array in arrays.items():
             here = getattr(self, name).shape
             if array.shape != here:
