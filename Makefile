@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS := all,dev,docs
 
-.PHONY: demo test lint docs dist-check clean
+.PHONY: demo test speed lint docs dist-check clean
 
 # Made again only when what is asked for changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -16,8 +16,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed
 	$(BIN)/python -m dsa_hw.cli.demo
 
+# One worker per core with one thread each: more threads than cores wait for each other.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --cov --cov-report=term:skip-covered
+
+# Tests that assert a time, one after the other; they need a quiet machine.
+speed: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m speed
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -33,4 +38,4 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage site

@@ -57,6 +57,7 @@ def finished(process: subprocess.Popen[str]) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_two_processes_are_interrupted_and_continue(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ("--epochs", "4", "--flops", "60%", "--lr", "0.01")

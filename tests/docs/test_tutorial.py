@@ -12,6 +12,7 @@ import profilers
 TUTORIAL = Path(__file__).parents[2] / "docs" / "guide" / "tutorial.md"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # 76 s alone, near 300 s beside two trainings
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Rules that pass on any machine: this is about whether the lines work, not about how fast the machine is.

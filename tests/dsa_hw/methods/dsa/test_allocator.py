@@ -240,6 +240,7 @@ def _rank(rank: int, world: int, folder: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_agree(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_rank, (2, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
