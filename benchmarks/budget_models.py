@@ -86,7 +86,7 @@ def measure(directory: Path, cases: list[str], limit: float, allow: float) -> in
                 out=store,
                 time_limit=limit,
                 name=case.partition("@")[0],
-                protocol=profilers.Protocol.allowing(allow),
+                rules=profilers.MeasuringRules.allowing(allow),
             )
         except DsaError as error:
             # What was measured stays in the store; the next call continues it.

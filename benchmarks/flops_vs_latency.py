@@ -52,7 +52,7 @@ from dsa_hw.training.metrics import accuracy
 from dsa_hw.utils.progress import Bar
 from dsa_hw.zoo import data as datasets
 from dsa_hw.zoo.models import load_model
-from profilers import Protocol
+from profilers import MeasuringRules
 from profilers.targets import resolve
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ class Network:
         self.inputs = (torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)),)
         self.groups = find_groups(self.dense, self.inputs)
         self.sizes = self.groups.sizes
-        self.rules = Protocol.allowing(args.allow)
+        self.rules = MeasuringRules.allowing(args.allow)
         self._cost: Any = None
 
     @property
@@ -113,7 +113,7 @@ class Network:
             with Bar(True) as listener:
                 profile = profilers.profile(
                     self.dense, self.inputs, TARGET, out=self.args.work / f"{self.name}.sqlite", groups=self.groups,
-                    name=self.name, protocol=self.rules, samples=40, holdout=10, listener=listener,
+                    name=self.name, rules=self.rules, samples=40, holdout=10, listener=listener,
                 )  # fmt: skip
             self._cost = budgets.fit(profile, self.groups)
             self.grid = np.array([int(profile.attrs["grid"].get(n, 1)) for n in self.groups.names], np.int64)
@@ -177,7 +177,7 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
         images.val.epoch = 0
         found = allocate(
             network.dense, LatencyBudget(f"{share:g}%"), example_inputs=network.inputs, val=images.val, target=TARGET,
-            profile=network.cost, method=method, seed=seed, protocol=network.rules, progress=True, name=network.name,
+            profile=network.cost, method=method, seed=seed, rules=network.rules, progress=True, name=network.name,
             options={"precision": "bf16"} if method == "dsa" else {}, time_limit=90.0,
             proposal=flops_proposal(network, images, seed, share / 100) if text == FLOPS else None,
         )  # fmt: skip

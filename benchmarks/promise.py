@@ -83,7 +83,7 @@ def profile(network: Network, runtime: str, args: argparse.Namespace) -> pd.Data
         grid=args.grid,
         out=args.cache / f"{stem}.sqlite",
         time_limit=args.profile_limit,
-        protocol=rules_for(budget("50%", args), args.protocol),
+        rules=rules_for(budget("50%", args), args.rules),
         name=network.name,
         groups=network.groups,
     )
@@ -140,7 +140,7 @@ def case(
         method=args.method,
         out=args.cache / f"{network.name}_{runtime.replace('/', '-')}_{amount.rstrip('%')}",
         progress=True,
-        protocol=args.protocol,
+        rules=args.rules,
         options={"steps": args.steps, "batch_size": args.batch_size} if args.method == "dsa" else {},
         time_limit=6 * args.limit,
         proposal=proposal,
@@ -162,7 +162,7 @@ def case(
         networks["torch-pruning"] = torch_pruning(network.name, shape, share)
     except Exception as error:  # a rival that fails is a finding, not our failure
         missing["torch-pruning"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    gauge = DeviceGauge(resolve(runtime), network.inputs, rules_for(wanted, args.protocol), seed=1)
+    gauge = DeviceGauge(resolve(runtime), network.inputs, rules_for(wanted, args.rules), seed=1)
     readings = gauge.read(networks, args.limit * len(networks))
     limit = share * readings[DENSE].value
     row = about(network.name, runtime, amount, args) | {
@@ -306,7 +306,7 @@ def main() -> int:
     add("--profile-limit", type=float, default=900.0)
     add("--summary", action="store_true", help="only sum the file up")
     args = parser.parse_args()
-    args.protocol = profilers.Protocol.allowing(args.allow)
+    args.rules = profilers.MeasuringRules.allowing(args.allow)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     failed = 0 if args.summary else run(args)
     return max(summary(rows(args.out)), int(failed > 0))

@@ -29,7 +29,8 @@ import torch
 from dsa_hw.channels import find_groups
 from dsa_hw.zoo import models
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Measurement, Protocol
+from profilers.measuring.measurement import Measurement
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling.design import Space, corners, spread
 from profilers.profiling.grid import fixed_grid
@@ -81,14 +82,14 @@ def one_condition(
 ) -> dict[str, Any]:
     """Measure all configurations with fresh sessions; every estimator on the same runs."""
     with neighbour(period):
-        bench = Bench(builder.target, protocol=Protocol(), seed=seed)
+        bench = Bench(builder.target, rules=MeasuringRules(), seed=seed)
         networks = {str(i): builder.load(row) for i, row in enumerate(rows)}
         begin = time.perf_counter()
         found: dict[str, Measurement] = bench.measure(networks, limit=options.limit)
         spent = time.perf_counter() - begin
         with builder.target.active():
             timed = [timer(networks[name], options.timer) for name in networks]
-    theirs = [torch_benchmark(m.samples.seconds.tolist()) for m in found.values()]
+    theirs = [torch_benchmark(m.samples.values.tolist()) for m in found.values()]
     return {
         "period": period,
         "seconds": spent,
@@ -98,8 +99,8 @@ def one_condition(
         "halfwidth": [m.halfwidth for m in found.values()],
         "rejected": [m.rejected for m in found.values()],
         "hidden": [m.hidden for m in found.values()],
-        "median": [float(np.median(m.samples.seconds)) for m in found.values()],
-        "minimum": [float(m.samples.seconds.min()) for m in found.values()],
+        "median": [float(np.median(m.samples.values)) for m in found.values()],
+        "minimum": [float(m.samples.values.min()) for m in found.values()],
         "torch.utils.benchmark": [m.median for m in theirs],
         "torch.utils.benchmark warns": [bool(m.has_warnings) for m in theirs],
         "Timer alone": timed,

@@ -6,30 +6,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Comparison": "profilers.measuring.measurement",
+    "MeasurementComparison": "profilers.measuring.comparison",
     "Measurement": "profilers.measuring.measurement",
-    "Protocol": "profilers.measuring.measurement",
-    "compare_measurements": "profilers.measuring.measurement",
-    "load": "profilers.storage.tables",
+    "MeasuringRules": "profilers.measuring.rules",
+    "compare_measurements": "profilers.measuring.comparison",
+    "load_tables": "profilers.storage.tables",
     "measure": "profilers.profiling.api",
     "profile": "profilers.profiling.api",
     "self_check": "profilers.profiling.api",
 }
 __all__ = [
-    "Comparison",
     "Measurement",
-    "Protocol",
+    "MeasurementComparison",
+    "MeasuringRules",
     "compare_measurements",
-    "load",
+    "load_tables",
     "measure",
     "profile",
     "self_check",
 ]
 
 if TYPE_CHECKING:
-    from profilers.measuring.measurement import Comparison, Measurement, Protocol, compare_measurements
+    from profilers.measuring.comparison import MeasurementComparison, compare_measurements
+    from profilers.measuring.measurement import Measurement
+    from profilers.measuring.rules import MeasuringRules
     from profilers.profiling.api import measure, profile, self_check
-    from profilers.storage.tables import load
+    from profilers.storage.tables import load_tables
 
 
 def __getattr__(name: str) -> Any:

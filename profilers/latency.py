@@ -220,13 +220,13 @@ def _settings(options: argparse.Namespace, bar: _Bar) -> dict[str, Any]:
     """What a profile of one device and of a fleet have in common."""
     names = ("samples", "holdout", "grid", "out", "time_limit", "precision", "threads", "reset_reference", "seed")
     chosen = {name: getattr(options, name) for name in names}
-    return {**chosen, "protocol": _rules(options), "name": options.model, "listener": bar}
+    return {**chosen, "rules": _rules(options), "name": options.model, "listener": bar}
 
 
 def _rules(options: argparse.Namespace) -> Any:
-    from profilers import Protocol
+    from profilers import MeasuringRules
 
-    return Protocol.allowing(options.allow, options.statistic)
+    return MeasuringRules.allowing(options.allow, options.statistic)
 
 
 def _check_target(options: argparse.Namespace) -> None:
@@ -333,7 +333,7 @@ def _self_check(options: argparse.Namespace) -> dict[str, Any]:
             precision=options.precision,
             threads=options.threads,
             time_limit=options.time_limit,
-            protocol=_rules(options),
+            rules=_rules(options),
             seed=options.seed,
             listener=bar,
             quantity=options.quantity,

@@ -14,8 +14,8 @@ from dsa_hw.cli.options import (
     DEFAULT_TARGET,
     EXIT_CODES,
     add_measuring,
+    measuring_rules,
     model_and_inputs,
-    protocol,
     read_weights,
     warn_of_random_weights,
 )
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         out=args.out,
         progress=not args.json,
-        protocol=protocol(args),
+        rules=measuring_rules(args),
         samples=args.samples,
         grid=args.grid,
         time_limit=args.time_limit,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsa_hw.cli.options import add_measuring, protocol, read_weights, warn_of_random_weights
+from dsa_hw.cli.options import add_measuring, measuring_rules, read_weights, warn_of_random_weights
 from dsa_hw.cli.sweep import expand
 from dsa_hw.errors import ModelError
 
@@ -136,8 +136,8 @@ def run(args: argparse.Namespace) -> int:
     warn_of_random_weights(args, trained=settings.train_epochs > 0)
     table = compare(
         model, loaded, budgets, target=args.target, methods=args.methods, settings=settings, out=args.out,
-        equal=not args.no_equal, name=args.model, protocol=protocol(args), progress=not args.json, listener=tell(args),
-        command=typed(args, "compare"),
+        equal=not args.no_equal, name=args.model, rules=measuring_rules(args), progress=not args.json,
+        listener=tell(args),        command=typed(args, "compare"),
     )  # fmt: skip
     if args.json:
         rows = json.loads(table.to_json(orient="records"))

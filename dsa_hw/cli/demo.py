@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from profilers import Protocol
+    from profilers import MeasuringRules
 
 __all__ = ["main", "network"]
 
@@ -74,7 +74,7 @@ def _demo(out: Path) -> int:
     from dsa_hw.errors import MeasurementError
     from dsa_hw.experiments.compare import compare
     from dsa_hw.experiments.settings import Settings
-    from profilers import Protocol
+    from profilers import MeasuringRules
 
     begin = time.perf_counter()
 
@@ -82,12 +82,15 @@ def _demo(out: Path) -> int:
         print(f"{time.perf_counter() - begin:5.0f} s  {text}", flush=True)
 
     # The last resort accepts every run: then only the order of magnitude counts, and the page says so.
-    rules = [*map(Protocol.allowing, _ALLOWED), replace(Protocol.allowing(10.0), waiting=math.inf, precision=0.05)]
+    choices = [
+        *map(MeasuringRules.allowing, _ALLOWED),
+        replace(MeasuringRules.allowing(10.0), waiting=math.inf, precision=0.05),
+    ]
     settings = Settings(
         train_epochs=8, epochs=2, finetune_epochs=4, samples=24, holdout=6, time_limit=45.0, reading=3.0, lr=0.1
     )
     print("dsa_hw demo: a small residual network on digits, FLOPs budgets against latency budgets\n")
-    for number, protocol in enumerate(rules):
+    for number, rules in enumerate(choices):
         try:
             table = compare(
                 "dsa_hw.cli.demo:network",
@@ -97,20 +100,20 @@ def _demo(out: Path) -> int:
                 name="small inverted-residual network",
                 settings=settings if number < len(_ALLOWED) else replace(settings, time_limit=240.0),
                 out=out,
-                protocol=protocol,
+                rules=rules,
                 progress=True,
                 listener=say,
                 command=f"python -m dsa_hw.cli.demo --out {out}",
             )
             break
         except MeasurementError as error:
-            if number == len(rules) - 1:
+            if number == len(choices) - 1:
                 raise
             say(f"this machine is too busy to measure well: {' '.join(str(error).split())[:160]} ...")
-            say(f"going on with {_allowed(rules[number + 1])}; the report says so")
+            say(f"going on with {_allowed(choices[number + 1])}; the report says so")
     print(f"\n{text_of(table)}\n\n{table.attrs['headline']}")
-    if protocol.worst > Protocol().worst:
-        print(f"(measured with {_allowed(protocol)}: good for a demo, not to quote)")
+    if rules.worst > MeasuringRules().worst:
+        print(f"(measured with {_allowed(rules)}: good for a demo, not to quote)")
     print(f"\nreport: {Path(table.attrs['report']).resolve()}  ({time.perf_counter() - begin:.0f} s)")
     print(
         "next: dsa-hw compare --model resnet20 --data digits --budgets flops=50% latency=50% params=50% --out report20/"
@@ -118,10 +121,10 @@ def _demo(out: Path) -> int:
     return 0
 
 
-def _allowed(protocol: Protocol) -> str:
-    if protocol.worst >= 1:
+def _allowed(rules: MeasuringRules) -> str:
+    if rules.worst >= 1:
         return "every run accepted, however disturbed"
-    return f"disturbances of up to {100 * protocol.worst:g} % allowed"
+    return f"disturbances of up to {100 * rules.worst:g} % allowed"
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or args.profile.with_suffix(".json")
     refuse_overwriting(out, args.profile)
     refuse_overwriting(args.plot, args.profile, out, option="--plot")
-    profile = profilers.load(args.profile, protocol=profilers.Protocol.allowing(args.allow)).profile
+    profile = profilers.load_tables(args.profile, rules=profilers.MeasuringRules.allowing(args.allow)).profile
     groups = _groups(profile, args.model)
     model = budgets.fit(
         profile, groups, target=args.target, calibration=args.calibration, outside=args.outside, seed=args.seed

@@ -13,8 +13,8 @@ __all__ = [
     "DEFAULT_TARGET",
     "EXIT_CODES",
     "add_measuring",
+    "measuring_rules",
     "model_and_inputs",
-    "protocol",
     "read_weights",
     "warn_of_random_weights",
 ]
@@ -33,11 +33,11 @@ def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def protocol(args: argparse.Namespace) -> Any:
+def measuring_rules(args: argparse.Namespace) -> Any:
     """The rules of measuring that ``--allow`` names."""
-    from profilers import Protocol
+    from profilers import MeasuringRules
 
-    return Protocol.allowing(args.allow)
+    return MeasuringRules.allowing(args.allow)
 
 
 def model_and_inputs(args: argparse.Namespace, shape: tuple[int, ...] | None = None) -> tuple[Any, tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_hw.cli.budget_args import parse_budget
-from dsa_hw.cli.options import EXIT_CODES, protocol, warn_of_random_weights
+from dsa_hw.cli.options import EXIT_CODES, measuring_rules, warn_of_random_weights
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     warn_of_random_weights(args, trained=loaded is not None and settings.train_epochs > 0)
     table = sweep(
         model, budgets, data=loaded, target=args.target, method=args.method, settings=settings, out=args.out,
-        name=args.model, protocol=protocol(args), progress=not args.json, listener=tell(args),
+        name=args.model, rules=measuring_rules(args), progress=not args.json, listener=tell(args),
     )  # fmt: skip
     if args.json:
         rows = json.loads(table.to_json(orient="records"))

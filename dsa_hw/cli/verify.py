@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsa_hw.cli.inspect import add_model_options
-from dsa_hw.cli.options import EXIT_CODES, add_measuring, model_and_inputs, protocol, read_weights
+from dsa_hw.cli.options import EXIT_CODES, add_measuring, measuring_rules, model_and_inputs, read_weights
 
 _EXAMPLES = """examples:
   dsa-hw verify small/plan.json --model resnet18
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         model,
         example_inputs=inputs,
         target=args.target,
-        protocol=protocol(args),
+        rules=measuring_rules(args),
         weights=read_weights(args.weights) if args.weights else None,
         time_limit=args.time_limit,
         seed=args.seed,

@@ -45,7 +45,7 @@ from dsa_hw.utils.progress import Bar
 if TYPE_CHECKING:
     from budgets import Budget, CostModel
     from dsa_hw.zoo.data import Data
-    from profilers import Protocol
+    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["compare"]
@@ -65,7 +65,7 @@ def compare(
     out: str | Path | None = None,
     equal: bool = True,
     name: str | None = None,
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = False,
     listener: Callable[[str], None] | None = None,
@@ -78,7 +78,7 @@ def compare(
         model: a name (``dsa_hw.zoo.models``, random weights: give ``train_epochs``) or a module with its weights.
         data: a name, or a ``dsa_hw.zoo.data.Data``.
         budgets: any of FLOPs, parameters, activation memory and latency, several of a kind for a front.
-        target: where latency is measured; ``protocol`` are the rules of measuring.
+        target: where latency is measured; ``rules`` are the rules of measuring.
         methods: names from ``dsa_hw.methods.registry``, or these by kind of budget ("latency", "flops", "params",
         "memory");
             ``options`` are their settings, by method.
@@ -96,7 +96,7 @@ def compare(
     chosen = Settings(**{**asdict(settings or Settings()), **more})
     with tempfile.TemporaryDirectory() as spare:
         job = _Job(
-            model, data, list(budgets), target, methods, chosen, Path(out or spare), name, protocol,
+            model, data, list(budgets), target, methods, chosen, Path(out or spare), name, rules,
             dict(options or {}), progress, listener or (lambda text: None), command,
         )  # fmt: skip
         frame = job.run(equal)
@@ -124,7 +124,7 @@ class _Job:
         settings: Settings,
         out: Path,
         name: str | None,
-        protocol: Protocol | None,
+        rules: MeasuringRules | None,
         options: dict[str, Mapping[str, Any]],
         progress: bool,
         say: Callable[[str], None],
@@ -133,7 +133,7 @@ class _Job:
         from budgets import LatencyBudget
         from dsa_hw.zoo import data as datasets
         from dsa_hw.zoo import models
-        from profilers import Protocol
+        from profilers import MeasuringRules
         from profilers.targets import resolve
 
         if not budgets or not methods:
@@ -149,9 +149,9 @@ class _Job:
         self.settings, self.options = settings, options
         self.progress, self.say, self.command = progress, say, command
         self.target = resolve(target)
-        self.protocol = protocol or Protocol()
+        self.requested = rules or MeasuringRules()
         timed = next((b for b in budgets if isinstance(b, LatencyBudget)), LatencyBudget("50%"))
-        self.rules = rules_for(timed, self.protocol)
+        self.rules = rules_for(timed, self.requested)
         self.data = datasets.load_data(data, seed=settings.seed) if isinstance(data, str) else data
         torch.manual_seed(settings.seed)
         if isinstance(model, str):
@@ -209,7 +209,7 @@ class _Job:
         with Bar(self.progress) as listener:
             self.profile = profilers.profile(
                 self.dense, self.inputs, self.target, samples=self.settings.samples, holdout=self.settings.holdout,
-                out=self.shop.path / "profile.sqlite", time_limit=self.settings.time_limit, protocol=self.rules,
+                out=self.shop.path / "profile.sqlite", time_limit=self.settings.time_limit, rules=self.rules,
                 seed=self.settings.seed, name=self.name, groups=self.groups, listener=listener,
             )  # fmt: skip
         self.cost = budgets.fit(self.profile, self.groups)
@@ -217,7 +217,7 @@ class _Job:
 
     def _lines(self, budgets: Sequence[Budget], cost: CostModel | None = None) -> list[Line]:
         work = Work(
-            self.dense, self.groups, self.inputs, protocol=self.protocol, minimum=self.settings.minimum,
+            self.dense, self.groups, self.inputs, rules=self.requested, minimum=self.settings.minimum,
             seed=self.settings.seed,
         )  # fmt: skip
         return prepare(budgets, work, self.target, cost)
@@ -351,7 +351,7 @@ class _Job:
 
     def _session(self, ids: Sequence[str]) -> dict[str, Any]:
         """All networks in one interleaved session; one that was made with the same networks and rules is used again."""
-        rules = asdict(self.gauge.protocol)
+        rules = asdict(self.gauge.rules)
         known = self.shop.read("session.json")
         if (
             known

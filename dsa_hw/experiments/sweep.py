@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from budgets import Budget, CostModel
     from dsa_hw.pipeline.result import Allocation
     from dsa_hw.zoo.data import Data
-    from profilers import Protocol
+    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["sweep"]
@@ -54,7 +54,7 @@ def sweep(
     settings: Settings | None = None,
     out: str | Path | None = None,
     name: str | None = None,
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     options: dict[str, Any] | None = None,
     progress: bool = False,
     listener: Callable[[str], None] | None = None,
@@ -66,7 +66,7 @@ def sweep(
         model: a name (random weights: give ``train_epochs`` and ``data``) or a module with its weights.
         budgets: several of one kind.
         data: a name or a ``dsa_hw.zoo.data.Data``; without it, made-up inputs guide the choice and no accuracy is
-        known. target, protocol: where and by which rules latency is measured.
+        known. target, rules: where and by which rules latency is measured.
         method, options: how keep ratios are found.
         settings: see ``dsa_hw.experiments.run_folder.Settings``; single ones can be given by name (``epochs=2``).
         out: folder for everything, continued where it exists: ``front.csv``, ``front.png``, ``plans/``, ``networks/``.
@@ -81,7 +81,7 @@ def sweep(
     chosen = Settings(**{**asdict(settings or Settings()), **more})
     with tempfile.TemporaryDirectory() as spare:
         job = _Sweep(
-            model, list(budgets), data, example_inputs, target, method, chosen, Path(out or spare), name, protocol,
+            model, list(budgets), data, example_inputs, target, method, chosen, Path(out or spare), name, rules,
             options or {}, progress, listener or (lambda text: None),
         )  # fmt: skip
         return job.run()
@@ -101,7 +101,7 @@ class _Sweep:
         settings: Settings,
         out: Path,
         name: str | None,
-        protocol: Protocol | None,
+        rules: MeasuringRules | None,
         options: dict[str, Any],
         progress: bool,
         say: Callable[[str], None],
@@ -111,7 +111,7 @@ class _Sweep:
         from profilers.targets import resolve
 
         self.data = datasets.load_data(data, seed=settings.seed) if isinstance(data, str) else data
-        self.settings, self.method, self.options, self.protocol = settings, method, options, protocol
+        self.settings, self.method, self.options, self.rules = settings, method, options, rules
         self.progress, self.say, self.target = progress, say, resolve(target)
         torch.manual_seed(settings.seed)
         shape = self.data.shape if self.data else None
@@ -168,12 +168,12 @@ class _Sweep:
         with Bar(self.progress) as bar:
             work = Work(
                 self.dense, find_groups(self.dense, self.inputs), self.inputs, self.shop.path / "profile.sqlite",
-                self.protocol, s.samples, s.holdout, time_limit=s.time_limit, seed=s.seed, minimum=s.minimum,
+                self.rules, s.samples, s.holdout, time_limit=s.time_limit, seed=s.seed, minimum=s.minimum,
                 name=self.name, listener=bar,
             )  # fmt: skip
             source = getattr(budget, "profile", None)
             counter = getattr(budget, "counter", None)
-            return learn(source, work, self.target, rules_for(budget, self.protocol), budget.key, counter)
+            return learn(source, work, self.target, rules_for(budget, self.rules), budget.key, counter)
 
     def _point(self, id: str, budget: Budget, warm: nn.Module, cost: CostModel | None) -> nn.Module:
         s, data = self.settings, self.data
@@ -183,7 +183,7 @@ class _Sweep:
             warm, budget, example_inputs=self.inputs, train=data.train if data else None,
             val=data.val if data else None, target=self.target, profile=cost, method=self.method,
             epochs=s.epochs if data else None, seed=s.seed,
-            progress=self.progress, protocol=self.protocol, options=self.options, minimum=s.minimum, name=self.name,
+            progress=self.progress, rules=self.rules, options=self.options, minimum=s.minimum, name=self.name,
             time_limit=6 * s.reading,
         )  # fmt: skip
         accuracy = math.nan

@@ -39,7 +39,7 @@ from dsa_hw.pipeline.result import Allocation
 from dsa_hw.utils.progress import Bar
 
 if TYPE_CHECKING:
-    from profilers import Protocol
+    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["Allocation", "allocate"]
@@ -62,7 +62,7 @@ def allocate(
     seed: int = 0,
     out: str | Path | None = None,
     progress: bool = True,
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     options: dict[str, Any] | None = None,
     loss: Loss | None = None,
     importance: str | Importance = "auto",
@@ -91,7 +91,7 @@ def allocate(
         method: ``"dsa"`` or the name of another method; ``options`` are passed to it, ``epochs`` bounds its training.
         out: a folder (or a ``.sqlite`` store). What was measured and trained is kept there, so that the same call goes
             on after an interruption; in a folder the result is saved too.
-        protocol: rules of measuring, ``Protocol.allowing(0.05)`` on a busy machine.
+        rules: rules of measuring, ``MeasuringRules.allowing(0.05)`` on a busy machine.
         importance: which channels matter most: "gamma", "l1", "l2", a function, or "auto", the method's own choice.
         minimum: smallest keep ratio of a group.
         samples, holdout, grid, time_limit: of the profile: configurations, widths to sample (``"auto"`` finds what the
@@ -127,7 +127,7 @@ def allocate(
             groups,
             inputs,
             store=store,
-            protocol=protocol,
+            rules=rules,
             samples=samples,
             holdout=holdout,
             grid=grid,

@@ -26,7 +26,7 @@ from dsa_hw.profiles import Profile
 if TYPE_CHECKING:
     from budgets import Budget, CostModel
     from dsa_hw.channels import ChannelGroups
-    from profilers import Protocol
+    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["Line", "Source", "Work", "common_grid", "learn", "prepare"]
@@ -64,7 +64,7 @@ class Work:
     groups: ChannelGroups
     inputs: tuple[Any, ...]
     store: Path | None = None
-    protocol: Protocol | None = None
+    rules: MeasuringRules | None = None
     samples: int = 40
     holdout: int = 10
     grid: str | int = "auto"
@@ -87,11 +87,11 @@ def prepare(budgets: Sequence[Budget], work: Work, target: str | Target | None, 
             lines[i] = Line(budget, cost, cost.dense, budget.limit(cost.dense), gauge_for(budget, None, work.inputs))
         else:
             found = _target(budget, target)
-            waiting.append((i, budget, found, gauge_for(budget, found, work.inputs, work.protocol, work.seed)))
+            waiting.append((i, budget, found, gauge_for(budget, found, work.inputs, work.rules, work.seed)))
     _check(list(lines.values()), work)
     models: dict[tuple[str, str, str], CostModel] = {}
     for i, budget, found, gauge in waiting:
-        rules = rules_for(budget, work.protocol)
+        rules = rules_for(budget, work.rules)
         source = budget.profile if budget.profile is not None else _named(profile, found)
         key = (found.title, budget.key, rules.statistic)
         if key not in models or source is not None:
@@ -108,7 +108,7 @@ def prepare(budgets: Sequence[Budget], work: Work, target: str | Target | None, 
 
 
 def learn(
-    source: Any, work: Work, target: Target, rules: Protocol, quantity: str = "latency", counter: Any = None
+    source: Any, work: Work, target: Target, rules: MeasuringRules, quantity: str = "latency", counter: Any = None
 ) -> CostModel:
     """The cost model of the network on ``target``, from ``source`` or by profiling (energy with ``counter``)."""
     import budgets
@@ -141,7 +141,7 @@ def learn(
     return budgets.fit(table, groups, target=None if "target" in table.attrs else target.title)
 
 
-def _profile(work: Work, target: Target, rules: Protocol, quantity: str, counter: Any) -> pd.DataFrame:
+def _profile(work: Work, target: Target, rules: MeasuringRules, quantity: str, counter: Any) -> pd.DataFrame:
     import profilers
     from budgets.profile_rows import MINIMUM
 
@@ -159,7 +159,7 @@ def _profile(work: Work, target: Target, rules: Protocol, quantity: str, counter
         grid=work.grid,
         out=work.store,
         time_limit=work.time_limit,
-        protocol=rules,
+        rules=rules,
         seed=work.seed,
         name=work.name,
         groups=work.groups,
@@ -169,10 +169,10 @@ def _profile(work: Work, target: Target, rules: Protocol, quantity: str, counter
     )
 
 
-def _stored(path: Path, groups: ChannelGroups, target: Target, rules: Protocol, quantity: str) -> pd.DataFrame:
+def _stored(path: Path, groups: ChannelGroups, target: Target, rules: MeasuringRules, quantity: str) -> pd.DataFrame:
     import profilers
 
-    profiles = profilers.load(path, protocol=rules).profiles
+    profiles = profilers.load_tables(path, rules=rules).profiles
     fitting = [t for t in profiles.values() if t.attrs["fingerprint"] == groups.fingerprint]
     here = [t for t in fitting if (t.attrs["target"], t.attrs["quantity"]) == (target.title, quantity)]
     if not here:
@@ -190,7 +190,7 @@ def _stored(path: Path, groups: ChannelGroups, target: Target, rules: Protocol, 
         if len(same) != 1:
             raise ProfileError(
                 f"{path} has {len(here)} profiles of this network on {target.title}, in different environments; give "
-                f"one of profilers.load({str(path)!r}).profiles as profile="
+                f"one of profilers.load_tables({str(path)!r}).profiles as profile="
             )
         here = same
     return here[0]

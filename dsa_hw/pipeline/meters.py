@@ -19,7 +19,7 @@ from dsa_hw.pipeline.certificate import Reading
 
 if TYPE_CHECKING:
     from budgets import Budget
-    from profilers import Protocol as Rules
+    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["DENSE", "CountGauge", "DeviceGauge", "Gauge", "gauge", "gauge_for", "rules_for"]
@@ -57,12 +57,12 @@ class Gauge(Protocol):
 
 Seen = Callable[[str, float], None]
 Decided = Callable[[Mapping[str, Reading]], bool]
-Maker = Callable[["Budget", "Target", tuple[Any, ...], "Rules", int], Gauge]
+Maker = Callable[["Budget", "Target", tuple[Any, ...], "MeasuringRules", int], Gauge]
 _MAKERS: dict[str, Maker] = {}
 
 
 def gauge(kind: str) -> Callable[[Maker], Maker]:
-    """Register ``maker(budget, target, inputs, protocol, seed)`` for budgets of this class name."""
+    """Register ``maker(budget, target, inputs, rules, seed)`` for budgets of this class name."""
 
     def register(maker: Maker) -> Maker:
         _MAKERS[kind] = maker
@@ -72,7 +72,7 @@ def gauge(kind: str) -> Callable[[Maker], Maker]:
 
 
 def gauge_for(
-    budget: Budget, target: Target | None, inputs: tuple[Any, ...], protocol: Rules | None = None, seed: int = 0
+    budget: Budget, target: Target | None, inputs: tuple[Any, ...], rules: MeasuringRules | None = None, seed: int = 0
 ) -> Gauge:
     """The gauge for a budget: counting where the cost is counted, else what is registered for it."""
     if isinstance(budget, CountedBudget):
@@ -80,15 +80,15 @@ def gauge_for(
     kind = type(budget).__name__
     if kind not in _MAKERS or target is None:
         raise BudgetError(f"{budget}: {budget.title} cannot be measured here; known are {', '.join(_MAKERS)}")
-    return _MAKERS[kind](budget, target, inputs, rules_for(budget, protocol), seed)
+    return _MAKERS[kind](budget, target, inputs, rules_for(budget, rules), seed)
 
 
-def rules_for(budget: Any, protocol: Rules | None = None) -> Rules:
+def rules_for(budget: Any, rules: MeasuringRules | None = None) -> MeasuringRules:
     """The rules of measuring with the statistic that the budget names: its quantile of the undisturbed runs."""
-    from profilers import Protocol
+    from profilers import MeasuringRules
     from profilers.measuring.statistics import STATISTICS
 
-    rules = protocol or Protocol()
+    rules = rules or MeasuringRules()
     quantile = getattr(budget, "quantile", None)
     if quantile is None:
         return rules
@@ -128,13 +128,13 @@ class CountGauge:
 
 
 @gauge("LatencyBudget")
-def _latency(budget: Any, target: Target, inputs: tuple[Any, ...], protocol: Rules, seed: int) -> Gauge:
-    return DeviceGauge(target, inputs, protocol, seed)
+def _latency(budget: Any, target: Target, inputs: tuple[Any, ...], rules: MeasuringRules, seed: int) -> Gauge:
+    return DeviceGauge(target, inputs, rules, seed)
 
 
 @gauge("EnergyBudget")
-def _energy(budget: Any, target: Target, inputs: tuple[Any, ...], protocol: Rules, seed: int) -> Gauge:
-    return DeviceGauge(target, inputs, protocol, seed, quantity="energy", counter=getattr(budget, "counter", None))
+def _energy(budget: Any, target: Target, inputs: tuple[Any, ...], rules: MeasuringRules, seed: int) -> Gauge:
+    return DeviceGauge(target, inputs, rules, seed, quantity="energy", counter=getattr(budget, "counter", None))
 
 
 class DeviceGauge:
@@ -149,7 +149,7 @@ class DeviceGauge:
         self,
         target: Target,
         inputs: tuple[Any, ...],
-        protocol: Rules,
+        rules: MeasuringRules,
         seed: int = 0,
         *,
         quantity: str = "latency",
@@ -158,7 +158,7 @@ class DeviceGauge:
         from profilers.measuring.environment import environment
 
         self.target, self.title, self.quantity = target, target.title, quantity
-        self.protocol = replace(protocol, precision=min(protocol.precision, _PRECISION))
+        self.rules = replace(rules, precision=min(rules.precision, _PRECISION))
         self._inputs, self._seed, self._counter = inputs, seed, counter
         self._bench: Any = None
         self._loaded: dict[str, tuple[nn.Module, Any]] = {}
@@ -166,10 +166,10 @@ class DeviceGauge:
         self.environment: Mapping[str, str] = environment(target) if quantity == "latency" else self._made().environment
 
     def _made(self) -> Any:
-        from profilers.profiling.api import bench_for
+        from profilers.profiling.job import bench_for
 
         if self._bench is None:
-            options = {"protocol": self.protocol, "seed": self._seed}
+            options = {"rules": self.rules, "seed": self._seed}
             self._bench = bench_for(self.quantity, self.target, counter=self._counter, **options)
         return self._bench
 
@@ -211,9 +211,9 @@ class DeviceGauge:
             widest = max(m.halfwidth for m in found.values())
             if not widest > 0:
                 break  # computed, not measured: more of the same
-            rules = replace(self.protocol, precision=min(widest, self.protocol.precision) / 2)
+            rules = replace(self.rules, precision=min(widest, self.rules.precision) / 2)
             earlier = {name: m.samples for name, m in found.items()}
-            found = bench.measure(loaded, limit=left, earlier=earlier, on_visit=visited, protocol=rules)
+            found = bench.measure(loaded, limit=left, earlier=earlier, on_visit=visited, rules=rules)
             readings = _readings(found)
         return readings
 
@@ -221,8 +221,8 @@ class DeviceGauge:
 def _readings(found: Mapping[str, Any]) -> dict[str, Reading]:
     return {
         name: Reading(
-            m.value, m.low, m.high, m.runs, m.protocol.statistic, m.doubt, m.estimated,
-            None if m.flaw else m.own, m.protocol.worst,
+            m.value, m.low, m.high, m.runs, m.rules.statistic, m.doubt, m.estimated,
+            None if m.flaw else m.own, m.rules.worst,
         )
         for name, m in found.items()
     }  # fmt: skip

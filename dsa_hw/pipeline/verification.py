@@ -19,7 +19,7 @@ from dsa_hw.pipeline.meters import DENSE, Gauge, gauge_for
 from dsa_hw.utils.inputs import as_tensors
 
 if TYPE_CHECKING:
-    from profilers import Protocol
+    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["Recheck", "plan_inputs", "pruned", "recheck"]
@@ -71,7 +71,7 @@ def recheck(
     *,
     example_inputs: Any = None,
     target: str | Target | None = None,
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     weights: Mapping[str, Any] | None = None,
     time_limit: float = 60.0,
     seed: int = 0,
@@ -100,7 +100,7 @@ def recheck(
     small = pruned(model, plan, inputs, weights)
     entries, device, versions = [], [], []
     for entry, budget, place in zip(then.entries, wanted, places, strict=True):
-        gauge = gauge_for(budget, place, inputs, protocol, seed)
+        gauge = gauge_for(budget, place, inputs, rules, seed)
         entries.append(_measure_entry(entry, budget, gauge, {DENSE: model, "pruned": small}, time_limit))
         if entry.environment:
             here = dict(gauge.environment)

@@ -24,8 +24,9 @@ from profilers.fleet import on_worker as on_board
 from profilers.fleet import tasks
 from profilers.fleet.members import Board, Fleet, Kind
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import Reference
+from profilers.measuring.rules import MeasuringRules
 from profilers.targets import Loaded, Target, resolve
 
 __all__ = ["FleetBench", "OnFleet"]
@@ -147,7 +148,9 @@ class FleetBench(Bench):
         """The board does it."""
         return 0.0
 
-    def wait_until_quiet(self, networks: Mapping[str, Loaded], limit: float, protocol: Protocol | None = None) -> bool:
+    def wait_until_quiet(
+        self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
+    ) -> bool:
         """Other boards may be quiet: there is nothing to wait for."""
         return True
 
@@ -158,10 +161,10 @@ class FleetBench(Bench):
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
         on_visit: Callable[[str, Samples, Measurement], None] | None = None,
-        protocol: Protocol | None = None,
+        rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
         """As `Bench.measure_once`; ``on_visit`` gets all runs of a network that a board made, when they arrive."""
-        rules = protocol or self.protocol
+        rules = rules or self.rules
         parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
         hidden = dict.fromkeys(networks, 0.0)
 
@@ -245,7 +248,7 @@ class FleetBench(Bench):
         board: Board,
         wave: _Wave,
         networks: Mapping[str, Loaded],
-        rules: Protocol,
+        rules: MeasuringRules,
         limit: float,
         earlier: Mapping[str, Samples],
     ) -> Any:

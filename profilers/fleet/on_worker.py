@@ -17,13 +17,14 @@ import torch
 from dsa_hw.errors import DsaError, ProfileError
 from profilers import machine
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import Reference, ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from profilers.targets import resolve
 
 __all__ = ["Memory", "introduce", "packed", "packed_inputs", "unpacked", "wave"]
 
-_ARRAYS = ("seconds", "visit", "before", "after", "wait")
+_ARRAYS = ("values", "visit", "before", "after", "wait")
 
 
 class Memory(ReferenceFile):
@@ -89,7 +90,7 @@ def wave(
     try:
         found = resolve(target, precision=precision, threads=threads)
         known = Memory()
-        bench = Bench(found, protocol=Protocol(**rules), references=known, seed=seed)
+        bench = Bench(found, rules=MeasuringRules(**rules), references=known, seed=seed)
         if math.isfinite(reference) and reference > 0:
             known.lower(bench.key, reference)
         bench.calibrate(0.25)

@@ -24,9 +24,10 @@ from dsa_hw.utils.inputs import as_tensors
 from profilers.fleet.bench import OnFleet, SlowOnFleet
 from profilers.fleet.members import Fleet, Kind
 from profilers.fleet.on_worker import Memory
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder
-from profilers.profiling.api import Event, _Job
+from profilers.profiling.events import Event
+from profilers.profiling.job import ProfileJob
 from profilers.storage.store import Store
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def profile_fleet(
     precision: str = "fp32",
     threads: int = 1,
     statistic: str = "quiet",
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     reset_reference: bool = False,
     seed: int = 0,
     name: str | None = None,
@@ -62,7 +63,7 @@ def profile_fleet(
 
     Boards are workers that declare ``target`` as a Dask resource ("onnxruntime/cpu"; "auto/cpu" takes every runtime on
     the device, "auto/any" every board). Kinds are boards with equal environments whose controls agree to half of the
-    protocol's tolerance (the other half is for disturbances). Keys are the kinds in words, the fastest board's first;
+    rules' tolerance (the other half is for disturbances). Keys are the kinds in words, the fastest board's first;
     tables and other arguments are those of `profilers.profile`, and every kind gets ``samples`` and ``holdout``
     configurations. Results are stored as they come, so the same call continues after an interruption.
     """
@@ -72,7 +73,7 @@ def profile_fleet(
         raise ProfileError(f"{samples} samples and {holdout} hold-out asked for; use at least 2 and 0")
     if time_limit <= 0:
         raise ProfileError(f"a time limit of {time_limit} s was asked for; give a positive number of seconds")
-    rules = protocol or Protocol(statistic=statistic)
+    rules = rules or MeasuringRules(statistic=statistic)
     deadline = time.monotonic() + time_limit
     with contextlib.ExitStack() as stack:
         if out is None:
@@ -95,12 +96,12 @@ def profile_fleet(
 
         def job(kind: Kind) -> pd.DataFrame:
             with Store(place) as store:
-                return _Job(
+                return ProfileJob(
                     copy.deepcopy(model),  # hooks are put on it, and kinds run side by side
                     inputs,
                     targets[kind],
                     store,
-                    protocol=rules,
+                    rules=rules,
                     references=Memory(),
                     reset_reference=reset_reference,
                     seed=seed,

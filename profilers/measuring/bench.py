@@ -23,8 +23,9 @@ from dsa_hw.errors import MeasurementError
 from profilers import machine
 from profilers.measuring import environment as environments
 from profilers.measuring.control import load_control
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import Reference, ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from profilers.targets import Loaded, Target
 
 __all__ = ["Bench", "Scan", "inflation", "sensitivity", "slope"]
@@ -55,12 +56,12 @@ def _readings(scan: Scan, block: int) -> NDArray[np.float64]:
     return (total[block:] - total[:-block]) / block
 
 
-def inflation(scans: Sequence[Scan], reference: float, protocol: Protocol, length: float, block: int) -> float:
+def inflation(scans: Sequence[Scan], reference: float, rules: MeasuringRules, length: float, block: int) -> float:
     """The share by which visits of ``length`` seconds that pass the control test would still be inflated.
 
     Every pair of undisturbed readings (means of ``block`` control runs) with about ``length`` in between is a visit
     that would have been accepted; the control runs in between show what it would have suffered, against the reference.
-    The protocol's quantile of that, over all such pairs, is what the statistic would be off by. Bursts longer than a
+    The rules' quantile of that, over all such pairs, is what the statistic would be off by. Bursts longer than a
     visit leave clean pairs and give 0; bursts much shorter than a visit sit inside every pair and cannot be escaped.
     Infinity where no pair is accepted; where every scan is shorter than a visit, the mean over all of them.
     """
@@ -80,16 +81,16 @@ def inflation(scans: Sequence[Scan], reference: float, protocol: Protocol, lengt
         inside = last < len(reading)
         first, begin, last = first[: len(begin)][inside], begin[inside], last[inside]
         fits = fits or len(first) > 0
-        quiet = reading <= reference * (1 + protocol.tolerance)
+        quiet = reading <= reference * (1 + rules.tolerance)
         span = scan.start[last] - scan.start[begin]
-        held = (scan.waited[last] - scan.waited[begin]) > protocol.waiting * span
+        held = (scan.waited[last] - scan.waited[begin]) > rules.waiting * span
         taken = quiet[first] & quiet[last] & ~held
         between = (total[last] - total[begin]) / (last - begin)
         found.append(np.maximum(between / reference - 1, 0.0)[taken])
     if not fits:
         return max(whole[0] / whole[1] / reference - 1, 0.0) if whole[1] else 0.0
     pooled = np.concatenate(found)
-    return float(np.quantile(pooled, protocol.order)) if len(pooled) else math.inf
+    return float(np.quantile(pooled, rules.order)) if len(pooled) else math.inf
 
 
 def sensitivity(samples: Sequence[Samples]) -> float:
@@ -115,7 +116,7 @@ def slope(samples: Sequence[Samples]) -> tuple[float, float] | None:
         held = np.nan_to_num(part.wait[first]) > 0.005
         if (~held).sum() < 4:
             continue
-        mean = np.add.reduceat(part.seconds, first) / count
+        mean = np.add.reduceat(part.values, first) / count
         control = np.log((part.before[first] + part.after[first]) / 2)[~held]
         # Control readings far above the rest are another kind of disturbance; they would only pull at the slope.
         near = control <= np.quantile(control, 0.25) + 0.15
@@ -147,7 +148,7 @@ class Bench:
         self,
         target: Target,
         *,
-        protocol: Protocol | None = None,
+        rules: MeasuringRules | None = None,
         references: ReferenceFile | None = None,
         control: Loaded | None = None,
         environment: Mapping[str, str] | None = None,
@@ -156,7 +157,7 @@ class Bench:
         waited: Callable[[], float | None] | None = None,
     ) -> None:
         self.target = target
-        self.protocol = protocol or Protocol()
+        self.rules = rules or MeasuringRules()
         self.references = references or ReferenceFile()
         self.environment = dict(environments.environment(target) if environment is None else environment)
         self.key = environments.digest(self.environment)
@@ -243,29 +244,31 @@ class Bench:
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
         on_visit: Callable[[str, Samples, Measurement], None] | None = None,
-        protocol: Protocol | None = None,
+        rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
         """Measure ``networks`` until every one is finished and trusted, for ``limit`` seconds at most.
 
         A network whose runs were disturbed too much is measured afresh: what the control cannot see in one attempt says
         nothing about another. Arguments and result as for `measure_once`.
         """
-        end, known, rules = self._clock() + limit, dict(earlier or {}), protocol or self.protocol
-        found = self.measure_once(networks, limit=limit, earlier=known, on_visit=on_visit, protocol=rules)
+        end, known, rules = self._clock() + limit, dict(earlier or {}), rules or self.rules
+        found = self.measure_once(networks, limit=limit, earlier=known, on_visit=on_visit, rules=rules)
         while not all(m.trusted for m in found.values()) and (left := end - self._clock()) > 0:
             if any(m.hidden > rules.worst for m in found.values()) and not self.wait_until_quiet(networks, left, rules):
                 break
             known |= {name: m.samples for name, m in found.items() if m.hidden <= rules.worst}
             left = max(end - self._clock(), 0.0)
-            found = self.measure_once(networks, limit=left, earlier=known, on_visit=on_visit, protocol=rules)
+            found = self.measure_once(networks, limit=left, earlier=known, on_visit=on_visit, rules=rules)
         return found
 
-    def wait_until_quiet(self, networks: Mapping[str, Loaded], limit: float, protocol: Protocol | None = None) -> bool:
+    def wait_until_quiet(
+        self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
+    ) -> bool:
         """Run the control alone until it shows no hidden disturbance of visits to ``networks``; whether it did in time.
 
         Between two attempts: repeated all the time, a disturbed measurement would be accepted by chance some day.
         """
-        rules, end = protocol or self.protocol, self._clock() + limit
+        rules, end = rules or self.rules, self._clock() + limit
         with self.target.active():
             while self._clock() < end:
                 self._scans = []
@@ -281,15 +284,15 @@ class Bench:
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
         on_visit: Callable[[str, Samples, Measurement], None] | None = None,
-        protocol: Protocol | None = None,
+        rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
         """Measure ``networks`` in random rounds until every one meets the stopping rule, for ``limit`` seconds at most.
 
         Returns a `Measurement` each, trusted or not. ``earlier`` runs (same environment, judged already) are counted
         in. ``on_visit`` gets the name, the runs of the visit just made, and the measurement so far: for storing and for
-        showing. ``protocol`` replaces the bench's rules.
+        showing. ``rules`` replaces the bench's rules.
         """
-        rules = protocol or self.protocol
+        rules = rules or self.rules
         if self.target.estimated is not None:
             return self._ask(networks, rules, earlier or {}, on_visit)
         parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
@@ -334,7 +337,7 @@ class Bench:
         felt = sensitivity([Samples.joined(p) for p in parts.values() if p])
         return {n: self._judge(n, parts[n], self._length(networks[n]), rules, felt) for n in networks}
 
-    def hidden_so_far(self, networks: Mapping[str, Loaded], protocol: Protocol | None = None) -> float:
+    def hidden_so_far(self, networks: Mapping[str, Loaded], rules: MeasuringRules | None = None) -> float:
         """Inflation that the control cannot see in the longest visit to ``networks``.
 
         By the scans since `measure_once` began, for networks that feel a disturbance as much as the control does; 0
@@ -342,12 +345,12 @@ class Bench:
         """
         lengths = [self._length(loaded) for loaded in networks.values()]
         longest = max((length for length in lengths if math.isfinite(length)), default=0.0)
-        return inflation(self._scans, self.reference.seconds, protocol or self.protocol, longest, self._block)
+        return inflation(self._scans, self.reference.seconds, rules or self.rules, longest, self._block)
 
     def _ask(
         self,
         networks: Mapping[str, Loaded],
-        rules: Protocol,
+        rules: MeasuringRules,
         earlier: Mapping[str, Samples],
         on_visit: Callable[[str, Samples, Measurement], None] | None,
     ) -> dict[str, Measurement]:
@@ -384,7 +387,9 @@ class Bench:
             f"--allow 5%; if this machine became slower for good since {reference.day}, use --reset-reference"
         )
 
-    def _judge(self, name: str, parts: list[Samples], length: float, rules: Protocol, felt: float = 1.0) -> Measurement:
+    def _judge(
+        self, name: str, parts: list[Samples], length: float, rules: MeasuringRules, felt: float = 1.0
+    ) -> Measurement:
         hidden, own, samples = 0.0, None, Samples.joined(parts)
         if math.isfinite(length):
             share = inflation(self._scans, self.reference.seconds, rules, length, self._block)
@@ -402,8 +407,8 @@ class Bench:
         """
         if expected >= _LONG:
             return 0, 1
-        discarded = min(math.ceil(self.protocol.warm_in / expected), _MOST_RUNS)
-        return discarded, min(math.ceil(self.protocol.visit / expected), _MOST_RUNS)
+        discarded = min(math.ceil(self.rules.warm_in / expected), _MOST_RUNS)
+        return discarded, min(math.ceil(self.rules.visit / expected), _MOST_RUNS)
 
     def _length(self, loaded: Loaded) -> float:
         """Seconds between the two control readings of a visit; infinity for a network that was never run here."""

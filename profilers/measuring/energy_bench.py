@@ -26,8 +26,9 @@ from profilers.measuring import environment as environments
 from profilers.measuring import statistics
 from profilers.measuring.bench import Bench
 from profilers.measuring.counters import Counter, Total, find
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import Reference, ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from profilers.targets import Loaded, Target
 
 __all__ = ["EnergyBench", "EnergyMeasurement", "Window", "update_period"]
@@ -118,7 +119,7 @@ class EnergyMeasurement(Measurement):
         """Joules of one inference beyond idling."""
         idle = self._of("idle_watts") * self._of("seconds")
         net = self._runs[0] - idle
-        return statistics.quantile(net, self.protocol.order) if len(net) else math.nan
+        return statistics.quantile(net, self.rules.order) if len(net) else math.nan
 
     @property
     def watts(self) -> float:
@@ -150,7 +151,7 @@ class EnergyMeasurement(Measurement):
 
     @property
     def _least(self) -> tuple[int, int]:
-        return self.protocol.least_windows, self.protocol.least_windows
+        return self.rules.least_windows, self.rules.least_windows
 
     def _disturbance(self) -> str:
         controls = np.concatenate([self.samples.before, self.samples.after])
@@ -165,7 +166,7 @@ class EnergyMeasurement(Measurement):
         temperature = f", {self.temperature:.0f} degrees" if math.isfinite(self.temperature) else ""
         lines = [
             f"{self.what} on {self.target}: {scale * self.joules:.4g} {unit} [{scale * self.low:.4g}, "
-            f"{scale * self.high:.4g}] per inference ({self.protocol.statistic}, 95 % interval), net of idling "
+            f"{scale * self.high:.4g}] per inference ({self.rules.statistic}, 95 % interval), net of idling "
             f"{scale * self.net:.4g} {unit}",
             f"  {self.watts:.4g} W while running, {self._median('idle_watts'):.4g} W idle{temperature}; {self.runs} "
             f"windows, {100 * self.rejected:.0f} % rejected; counter {self.environment.get('counter', 'unknown')}",
@@ -186,7 +187,7 @@ class EnergyBench(Bench):
         target: Target,
         counter: Any = None,
         *,
-        protocol: Protocol | None = None,
+        rules: MeasuringRules | None = None,
         references: ReferenceFile | None = None,
         control: Loaded | None = None,
         environment: Mapping[str, str] | None = None,
@@ -205,7 +206,7 @@ class EnergyBench(Bench):
             about["power cap"] = f"{cap:g} W"
         super().__init__(
             target,
-            protocol=protocol,
+            rules=rules,
             references=references,
             control=control,
             environment=about,
@@ -236,10 +237,10 @@ class EnergyBench(Bench):
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
         on_visit: Callable[[str, Samples, Measurement], None] | None = None,
-        protocol: Protocol | None = None,
+        rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
         """Meter ``networks`` in random rounds until every one meets the stopping rule; see `Bench.measure_once`."""
-        rules = protocol or self.protocol
+        rules = rules or self.rules
         if self._reference is None:
             self.calibrate()
         parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
@@ -272,9 +273,11 @@ class EnergyBench(Bench):
         short = max(_CONTROL_UPDATES * self.period, _LEAST_SECONDS)
         visit = max(_UPDATES * self.period, _LEAST_SECONDS) + 3 * short + 4 * settle
         calibration = 4 * (short + settle) if self._reference is None else 0.0
-        return 1.25 * (calibration + networks * self.protocol.least_windows * visit + short + settle)
+        return 1.25 * (calibration + networks * self.rules.least_windows * visit + short + settle)
 
-    def _judge(self, name: str, parts: list[Samples], length: float, rules: Protocol, felt: float = 1.0) -> Measurement:
+    def _judge(
+        self, name: str, parts: list[Samples], length: float, rules: MeasuringRules, felt: float = 1.0
+    ) -> Measurement:
         return EnergyMeasurement(
             name, self.target.title, Samples.joined(parts), self.reference.seconds, rules, self.environment
         )

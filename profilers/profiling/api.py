@@ -3,76 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
-import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from torch import nn
 
-from dsa_hw.errors import MeasurementError, ProfileError
+from dsa_hw.errors import ProfileError
 from dsa_hw.utils.inputs import as_tensors
-from profilers import machine
-from profilers.measuring import environment as environments
-from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder, load_module
 from profilers.profiling import grid as grids
-from profilers.profiling.design import Space, adaptive, corners, spread
-from profilers.storage.store import Store, StoredConfiguration, identity
-from profilers.storage.tables import measurements, profile_table
-from profilers.targets import Loaded, Target, resolve
+from profilers.profiling.design import Space, corners, spread
+from profilers.profiling.events import Event, Listener
+from profilers.profiling.job import ProfileJob, bench_for
+from profilers.storage.store import Store
+from profilers.targets import Target, resolve
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
-__all__ = ["Event", "bench_for", "measure", "profile", "self_check"]
-
-_log = logging.getLogger(__name__)
-
-_WAVE_BYTES = 2**31  # memory for networks that are loaded at the same time
-_WAVE = 64
-_LEAST = 12  # usable configurations, hold-out apart: a profile with fewer is refused
-_LEAST_SHARE = 0.9  # of the configurations asked for, where that is fewer than 12
-_FIRST_SHARE = 0.75  # of the time is for the even part of the design, the rest for the adaptive part and repetitions
-_SAVE_EVERY = 1.0  # seconds between transactions
-
-
-@dataclass(frozen=True)
-class Event:
-    """Progress: the stage, what is being measured, how much of the stage is done, the share of runs accepted."""
-
-    stage: str
-    what: str = ""
-    done: float | None = None
-    accepted: float | None = None
-
-
-Listener = Callable[[Event], None]
-
-
-@dataclass
-class _Clock:
-    """Seconds spent per stage."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+__all__ = ["measure", "profile", "self_check"]
 
 
 def measure(
@@ -85,7 +41,7 @@ def measure(
     threads: int = 1,
     time_limit: float = 60.0,
     statistic: str = "quiet",
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     references: ReferenceFile | None = None,
     seed: int = 0,
     quantity: str = "latency",
@@ -97,9 +53,9 @@ def measure(
     `profilers.measuring.counters.Counter.of`; None finds the device's own.
     """
     found = resolve(target, precision=precision, threads=threads)
-    rules = protocol or Protocol(statistic=statistic)
+    rules = rules or MeasuringRules(statistic=statistic)
     loaded = load_module(model, as_tensors(example_inputs), found)
-    bench = bench_for(quantity, found, counter=counter, protocol=rules, references=references, seed=seed)
+    bench = bench_for(quantity, found, counter=counter, rules=rules, references=references, seed=seed)
     what = name or type(model).__name__
     result = bench.measure({what: loaded}, limit=time_limit)[what]
     if not result.trusted:
@@ -120,7 +76,7 @@ def profile(
     precision: str = "fp32",
     threads: int = 1,
     statistic: str = "quiet",
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     references: ReferenceFile | None = None,
     reset_reference: bool = False,
     seed: int = 0,
@@ -149,12 +105,12 @@ def profile(
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "profile.sqlite"
         store = stack.enter_context(Store(out))  # first: a file that cannot be used is refused before any work
-        job = _Job(
+        job = ProfileJob(
             model,
             as_tensors(example_inputs),
             resolve(target, precision=precision, threads=threads),
             store,
-            protocol=protocol or Protocol(statistic=statistic),
+            rules=rules or MeasuringRules(statistic=statistic),
             references=references,
             reset_reference=reset_reference,
             seed=seed,
@@ -179,7 +135,7 @@ def self_check(
     threads: int = 1,
     time_limit: float = 120.0,
     statistic: str = "quiet",
-    protocol: Protocol | None = None,
+    rules: MeasuringRules | None = None,
     references: ReferenceFile | None = None,
     seed: int = 0,
     groups: ChannelGroups | None = None,
@@ -205,9 +161,9 @@ def self_check(
     builder = ConfigurationBuilder(model, groups, inputs, found)
     notify = listener or (lambda event: None)
     results: list[dict[str, Measurement]] = []
-    rules = protocol or Protocol(statistic=statistic)
+    rules = rules or MeasuringRules(statistic=statistic)
     for turn in range(2):
-        bench = bench_for(quantity, found, counter=counter, protocol=rules, references=references, seed=seed + turn)
+        bench = bench_for(quantity, found, counter=counter, rules=rules, references=references, seed=seed + turn)
         networks = {f"configuration {i}": builder.load(row.tolist()) for i, row in enumerate(rows)}
 
         def show(what: str, _: Samples, so_far: Measurement, turn: int = turn) -> None:
@@ -225,301 +181,3 @@ def self_check(
     sizes = table["difference"].abs()
     table.attrs = {"target": found.title, "median": float(sizes.median()), "largest": float(sizes.max())}
     return table
-
-
-def bench_for(quantity: str, target: Target, *, counter: Any = None, **options: Any) -> Bench:
-    """The bench that measures ``quantity``; ``options`` as for `Bench`."""
-    if quantity == "latency":
-        return (target.bench_class or Bench)(target, **options)
-    if quantity != "energy":
-        raise ProfileError(f"quantity {quantity!r} is not known; choose latency or energy")
-    from profilers.measuring.energy_bench import EnergyBench
-
-    return EnergyBench(target, counter, **options)
-
-
-class _Job:
-    """One call of `profile`, step by step."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: tuple[Any, ...],
-        target: Target,
-        store: Store,
-        *,
-        protocol: Protocol,
-        references: ReferenceFile | None,
-        reset_reference: bool,
-        seed: int,
-        name: str,
-        groups: ChannelGroups | None,
-        deadline: float,
-        limit: float,
-        listener: Listener,
-        quantity: str,
-        counter: Any,
-        builder: ConfigurationBuilder | None = None,
-    ) -> None:
-        from dsa_hw.channels import find_groups
-
-        self.clock = _Clock()
-        self.model, self.inputs, self.target, self.store = model, inputs, target, store
-        self.protocol, self.seed, self.name, self.notify = protocol, seed, name, listener
-        self.deadline, self.limit = deadline, limit
-        self.notify(Event("finding channel groups"))
-        with self.clock.stage("channel groups"):
-            self.groups = groups or find_groups(model, inputs)
-        self.notify(Event("exporting once" if target.artefact == "onnx" else "preparing"))
-        with self.clock.stage("export"):
-            self.builder = builder or ConfigurationBuilder(model, self.groups, inputs, target)
-        self.notify(Event("calibrating the control workload"))
-        with self.clock.stage("calibration"):
-            references = references or ReferenceFile()
-            self.bench = bench_for(
-                quantity, target, counter=counter, protocol=protocol, references=references, seed=seed
-            )
-            # Widths that a target likes are those its kernels like: found by time, which is read in a second.
-            self.timer = self.bench if quantity == "latency" else Bench(target, references=references, seed=seed)
-            if reset_reference:
-                references.reset(self.bench.key)
-                store.forget_reference(self.bench.key)
-            self.bench.calibrate()
-        self.environment = self.bench.key
-        self.network = self._register()
-        self._unsaved: list[tuple[str, Samples]] = []
-        self._saved = time.monotonic()
-
-    def run(self, samples: int, holdout: int, grid: str | int) -> pd.DataFrame:
-        """Grid, hold-out, design, adaptive part; then the table."""
-        widths = self._grid(grid)
-        space = Space.of(self.groups.names, self.groups.sizes, widths)
-        with self.clock.stage("check"):
-            self.notify(Event("checking against the shrunk network"))
-            agreement = self.builder.check(self.seed)
-        self._measure(self._design(space, samples, holdout), _FIRST_SHARE * self._left())
-        design = self._adapted(space, samples)
-        while self._measure(design, self._left()):  # a reference that fell since makes finished ones doubtful again
-            pass
-        self._refuse_or_warn(design, samples)
-        table = profile_table(self.store, self.network, self.environment, self.protocol)
-        table.attrs |= {"breakdown": dict(self.clock.seconds), "prepared": self.builder.how, "agreement": agreement}
-        return table
-
-    def _register(self) -> str:
-        about = {
-            "names": list(self.groups.names),
-            "sizes": [int(c) for c in self.groups.sizes],
-            "fingerprint": self.groups.fingerprint,
-            "inputs": [[list(x.shape), str(x.dtype)] for x in self.inputs],
-            # The fingerprint covers tensors; strides and pooling show in the work of each operation.
-            "operations": [
-                [o.kind, *(t(np.ones(len(self.groups))).item() for t in o.flops)] for o in self.groups.operations
-            ],
-        }
-        network = identity(about)
-        self.store.add_environment(self.environment, self.bench.environment)
-        self.store.add_network(network, self.name, about)
-        quantity = self.bench.environment.get("quantity")
-        others = {
-            id: about
-            for id, about in self.store.environments_of(network, self.target.title).items()
-            if about.get("quantity") == quantity
-        }
-        if others and self.environment not in others:
-            changed = environments.differences(list(others.values())[-1], self.bench.environment)
-            _log.warning(
-                "%s holds measurements of this network from another environment (%s); they are kept apart, and this "
-                "environment is measured afresh",
-                self.store.path,
-                changed,
-            )
-        return network
-
-    def _left(self) -> float:
-        return max(self.deadline - time.monotonic(), 0.0)
-
-    def _grid(self, wanted: str | int) -> dict[str, int]:
-        if wanted == "auto":
-            wanted = self.target.known_grid() or wanted
-        if wanted != "auto":
-            try:
-                found = grids.fixed_grid(self.groups, int(wanted))
-            except ValueError as error:
-                raise ProfileError(f"grid {wanted!r} asked for; use auto, or a number of channels from 1") from error
-            self.store.set_grid(self.network, self.environment, found, [])
-            return found
-        known = self.store.grid(self.network, self.environment)
-        if known is not None and known[1]:
-            return known[0]
-        with self.clock.stage("grid"):
-            few = self.target.slow_to_load
-            self.notify(Event("finding the grid"))
-            swept = grids.sweeps(self.model, self.groups, self.inputs, 1 if few else 3)
-            batch = int(self.inputs[0].shape[0])
-
-            def show(what: str, _: Samples, so_far: Measurement) -> None:
-                self.notify(Event("finding the grid", what, accepted=1 - so_far.rejected))
-
-            found, evidence = grids.find_grid(
-                self.timer, self.groups, swept, batch=batch, few=few, limit=max(self._left() / 4, 10), on_visit=show
-            )
-        self.store.set_grid(self.network, self.environment, found, [asdict(e) for e in evidence])
-        return found
-
-    def _design(self, space: Space, samples: int, holdout: int) -> list[StoredConfiguration]:
-        """Hold-out first, then dense, corners and the even part of the training configurations."""
-        store, network, environment = self.store, self.network, self.environment
-        drawn = corners(space)
-        present = store.design(network, environment)
-        held = [c.widths for c in present if c.split == "holdout"]
-        others = [c.widths for c in present if c.split != "holdout"]
-        avoid = {*(tuple(r.tolist()) for r in drawn), *held, *others}
-        new = spread(space, max(holdout - len(held), 0), self.seed + 1, avoid)
-        store.add_design(network, environment, new.tolist(), "holdout")
-        held += [tuple(r) for r in new.tolist()]
-        store.add_design(network, environment, drawn[:1].tolist(), "dense")
-        even = max(int(np.ceil(0.75 * samples)), min(samples, len(drawn)))
-        rows = [*drawn[1:].tolist(), *spread(space, even, self.seed, {*avoid, *held} - set(others)).tolist()][
-            : even - 1
-        ]
-        if len(others) < samples:
-            store.add_design(network, environment, rows[: samples - 1], "train")
-        return store.design(network, environment)
-
-    def _adapted(self, space: Space, samples: int) -> list[StoredConfiguration]:
-        """The rest of the training configurations, where a cheap model of what was measured knows least."""
-        present = self.store.design(self.network, self.environment)
-        missing = samples - sum(c.split != "holdout" for c in present)
-        found = measurements(self.store, self.network, self.environment, self.protocol)
-        usable = [c for c in present if c.split != "holdout" and c.id in found and found[c.id].trusted]
-        if missing <= 0 or len(usable) < 2:
-            return present
-        pool = spread(space, 256, self.seed + 2, {c.widths for c in present})
-        known = np.asarray([c.widths for c in usable], np.int64)
-        seconds = np.asarray([found[c.id].value for c in usable])
-        rows = adaptive(space, missing, known, seconds, self._physics(known), pool, self._physics(pool))
-        self.store.add_design(self.network, self.environment, rows.tolist(), "train")
-        return self.store.design(self.network, self.environment)
-
-    def _physics(self, widths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """FLOPs, weights read and activations written of configurations (N, K), plus 1 each; shape (N, 3)."""
-        alpha = widths / self.groups.sizes
-        total = np.ones((len(widths), 3))
-        for operation in self.groups.operations:
-            total[:, 0] += sum(term(alpha) for term in operation.flops)
-            total[:, 1] += sum(term(alpha) for term in operation.weights)
-            if not operation.view:
-                total[:, 2] += operation.output(alpha)
-        return total
-
-    def _measure(self, design: Sequence[StoredConfiguration], limit: float) -> bool:
-        """Measure what is not finished or not trusted yet, in waves that fit into memory; whether anything was run."""
-        found = measurements(self.store, self.network, self.environment, self.protocol)
-        pending = [c for c in design if c.id not in found or not (found[c.id].finished and found[c.id].trusted)]
-        # Runs of a session that was disturbed too much do not count: the configuration starts afresh.
-        quiet = {id for id, m in found.items() if m.hidden <= self.protocol.worst}
-        earlier = {c.id: found[c.id].samples for c in pending if c.id in quiet}
-        rng = np.random.default_rng(self.seed)
-        pending = [pending[i] for i in rng.permutation(len(pending))]
-        wave = max(1, min(_WAVE, _WAVE_BYTES // max(3 * self.builder.size, 1)))
-        end = time.monotonic() + limit
-        measured = False
-        for start in range(0, len(pending), wave):
-            part = pending[start : start + wave]
-            if time.monotonic() >= end:
-                break
-            networks: dict[str, Loaded] = {}
-            with self.clock.stage("prepare"):
-                for i, configuration in enumerate(part):
-                    self.notify(Event("preparing", _short(configuration), (start + i) / len(pending)))
-                    networks[configuration.id] = self.builder.load(configuration.widths)
-                    self.bench.warm_up(networks[configuration.id])
-            with self.clock.stage("measure"):
-                share = len(part) / (len(pending) - start)
-                disturbed = any(c.id in found and c.id not in quiet for c in part)
-                if disturbed and not self.bench.wait_until_quiet(networks, share * (end - time.monotonic())):
-                    continue
-                span = (start / len(pending), len(part) / len(pending))
-                measured |= self._wave(part, networks, earlier, max(share * (end - time.monotonic()), 0.0), span)
-        return measured
-
-    def _wave(
-        self,
-        part: Sequence[StoredConfiguration],
-        networks: Mapping[str, Loaded],
-        earlier: Mapping[str, Samples],
-        limit: float,
-        progress: tuple[float, float],
-    ) -> bool:
-        """Measure loaded networks in a session of their own; whether there were any runs."""
-        short = {c.id: _short(c) for c in part}
-        energy = "quantity" in self.bench.environment
-        least = self.protocol.least_windows if energy else self.protocol.least_runs
-        ready = dict.fromkeys(short, 0.0)  # share of the runs that a configuration needs at least
-        hidden = dict.fromkeys(short, 0.0)  # as far as the bench itself says it while it measures
-        tally = {"runs": 0, "accepted": 0}
-        away = self.target.remote_device
-        session = self.store.add_session(
-            self.environment,
-            f"profile {shlex.quote(self.name)}",
-            machine.load_average() if away is None else away.state(),
-            reference=self.bench.reference.seconds,
-        )
-
-        def save() -> None:
-            scanned = self.bench.hidden_so_far(networks)
-            shares = {id: max(hidden[id], scanned) for id, _ in self._unsaved}
-            self._save(session, shares)
-
-        def keep(id: str, samples: Samples, so_far: Measurement) -> None:
-            self._unsaved.append((id, samples))
-            hidden[id] = so_far.hidden
-            accepted = int(samples.accepted(self.bench.reference.seconds, self.protocol).sum())
-            tally["runs"] += len(samples)
-            tally["accepted"] += accepted
-            ready[id] = min(ready[id] + accepted / least, 1.0)
-            done = progress[0] + progress[1] * sum(ready.values()) / len(ready)
-            self.notify(Event("measuring", short[id], done, tally["accepted"] / max(tally["runs"], 1)))
-            if time.monotonic() - self._saved > _SAVE_EVERY:
-                save()
-
-        try:
-            result = self.bench.measure_once(networks, limit=limit, earlier=earlier, on_visit=keep)
-        except BaseException:
-            save()
-            raise
-        self._save(session, {id: m.hidden for id, m in result.items()})
-        return tally["runs"] > 0
-
-    def _save(self, session: int, hidden: Mapping[str, float]) -> None:
-        self.store.add_samples(session, self._unsaved, reference=self.bench.reference.seconds, hidden=hidden)
-        self._unsaved = []
-        self._saved = time.monotonic()
-
-    def _refuse_or_warn(self, design: Sequence[StoredConfiguration], samples: int) -> None:
-        found = measurements(self.store, self.network, self.environment, self.protocol)
-        doubtful = [c for c in design if c.id not in found or not found[c.id].trusted]
-        if not doubtful:
-            return
-        fitted = [c for c in design if c.split != "holdout"]
-        usable = len(fitted) - sum(c.split != "holdout" for c in doubtful)
-        if usable < min(_LEAST, math.ceil(_LEAST_SHARE * min(samples, len(fitted)))):
-            tried = {f"configuration {found[c.id].what}": found[c.id] for c in doubtful if c.id in found}
-            if tried:
-                raise self.bench.explain(tried, self.limit)
-            raise MeasurementError(
-                f"Only {usable} of {len(fitted)} configurations were measured within the time limit of "
-                f"{self.limit:.0f} s. Give more time with --time-limit; the same command continues."
-            )
-        _log.warning(
-            "%d of %d configurations could not be measured well enough and are left out; the same command continues.",
-            len(doubtful),
-            len(design),
-        )
-
-
-def _short(configuration: StoredConfiguration) -> str:
-    widths = configuration.widths
-    shown = ",".join(map(str, widths[:6])) + ("..." if len(widths) > 6 else "")
-    return f"{configuration.split} {shown}"

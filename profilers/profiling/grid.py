@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.errors import ProfileError
-from profilers.measuring.measurement import Measurement, Protocol
+from profilers.measuring.measurement import Measurement
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer, artefact_of, input_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
     from profilers.measuring.bench import Bench
 
-__all__ = ["Evidence", "Sweep", "excess", "find_grid", "liked", "plot", "sweeps"]
+__all__ = ["Evidence", "Sweep", "excess", "find_grid", "finest_free_grid", "plot", "sweeps"]
 
 _CANDIDATES = (32, 16, 8, 4, 2, 1)
 _TOLERATED = 0.03  # of excess
@@ -195,7 +196,7 @@ def excess(channels: NDArray[np.float64], seconds: NDArray[np.float64], grid: in
     return np.where(usual > 0, seconds / np.where(usual > 0, usual, 1.0) - 1, 0.0)
 
 
-def liked(channels: NDArray[np.float64], seconds: NDArray[np.float64], tolerated: float = _TOLERATED) -> int:
+def finest_free_grid(channels: NDArray[np.float64], seconds: NDArray[np.float64], tolerated: float = _TOLERATED) -> int:
     """The finest grid (in channels) without a penalty, from a sweep.
 
     From coarse to fine: a divisor is as good as the grid so far if three quarters of the channel counts with exactly
@@ -229,7 +230,7 @@ def find_grid(
     A group that was not swept, or not well enough, gets what most of the others like; where there are none, multiples
     of 8 channels, with a warning. A grid is halved until it leaves a group at least two widths.
     """
-    rules = _relaxed(bench.protocol)
+    rules = _relaxed(bench.rules)
     networks, about = {}, {}
     for sweep in swept:
         for width in swept_widths(sweep.size, few):
@@ -237,7 +238,7 @@ def find_grid(
             artefact = artefact_of(chain, bench.target, batch)
             networks[label] = bench.target.load(artefact, (input_of(chain, batch, bench.target.precision),))
             about[label] = (sweep, width)
-    measured = bench.measure(networks, limit=limit, on_visit=on_visit, protocol=rules)
+    measured = bench.measure(networks, limit=limit, on_visit=on_visit, rules=rules)
     evidence: list[Evidence] = []
     choices: dict[str, int] = {}
     for sweep in swept:
@@ -247,7 +248,7 @@ def find_grid(
             continue
         channels = np.asarray([float(sweep.unit * width) for width, _ in rows])
         seconds = np.asarray([m.seconds for _, m in rows])
-        choices[sweep.group] = liked(channels, seconds)
+        choices[sweep.group] = finest_free_grid(channels, seconds)
         beyond = excess(channels, seconds, choices[sweep.group])
         evidence += [
             Evidence(
@@ -273,7 +274,7 @@ def find_grid(
     return spread_grid(groups, choices, {s.group: s.unit for s in swept}), evidence
 
 
-def _relaxed(rules: Protocol) -> Protocol:
+def _relaxed(rules: MeasuringRules) -> MeasuringRules:
     """A saw-tooth is larger than the precision that a profile needs, so a sweep may be quicker."""
     return replace(rules, precision=1.5 * rules.precision, worst=2 * rules.worst, least_runs=8, least_visits=4)
 

@@ -258,7 +258,7 @@ class Store:
             (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w), extra)
             for configuration, part in samples
             for s, v, b, a, w, extra in zip(
-                part.seconds, part.visit, part.before, part.after, part.wait, _extras(part), strict=True
+                part.values, part.visit, part.before, part.after, part.wait, _extras(part), strict=True
             )
         ]
         with self._transaction() as connection:

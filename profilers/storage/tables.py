@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from dsa_hw.errors import StoreError
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
+from profilers.measuring.rules import MeasuringRules
 from profilers.storage.store import Store
 
-__all__ = ["Tables", "kind_of", "load", "measurements", "profile_table"]
+__all__ = ["Tables", "kind_of", "load_tables", "measurements", "profile_table"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +36,9 @@ class Tables:
     grid: pd.DataFrame
 
 
-def load(path: str | Path, *, statistic: str = "quiet", protocol: Protocol | None = None) -> Tables:
-    """Read the store at ``path``; ``statistic`` is quiet, median, p90, p95 or p99; ``protocol`` replaces all rules."""
-    rules = protocol or Protocol(statistic=statistic)
+def load_tables(path: str | Path, *, statistic: str = "quiet", rules: MeasuringRules | None = None) -> Tables:
+    """Read the store at ``path``; ``statistic`` is quiet, median, p90, p95 or p99; ``rules`` replaces all rules."""
+    rules = rules or MeasuringRules(statistic=statistic)
     if not Path(path).exists():
         raise StoreError(f"{path} does not exist; make it with python -m profilers.latency --out {path}")
     with Store(path) as store:
@@ -54,10 +55,10 @@ def load(path: str | Path, *, statistic: str = "quiet", protocol: Protocol | Non
     return Tables(profile=last, profiles=found, grid=pd.DataFrame(last.attrs["grid_evidence"]), **frames)
 
 
-def measurements(store: Store, network: str, environment: str, protocol: Protocol) -> dict[str, Measurement]:
+def measurements(store: Store, network: str, environment: str, rules: MeasuringRules) -> dict[str, Measurement]:
     """Every configuration of a design as a `Measurement`, trusted or not, by identity.
 
-    Each run is judged by the hidden inflation of its own session: sessions with more than ``protocol`` allows are left
+    Each run is judged by the hidden inflation of its own session: sessions with more than ``rules`` allows are left
     out, unless there is no other.
     """
     description = store.environment(environment)
@@ -67,9 +68,9 @@ def measurements(store: Store, network: str, environment: str, protocol: Protoco
     found = {}
     for c in store.design(network, environment):
         if c.id in samples:
-            used = [part for part in samples[c.id] if part[1] <= protocol.worst] or samples[c.id]
+            used = [part for part in samples[c.id] if part[1] <= rules.worst] or samples[c.id]
             runs, hidden = Samples.joined([runs for runs, _ in used]), max(hidden for _, hidden in used)
-            found[c.id] = kind(c.id[:12], description["target"], runs, reference, protocol, description, hidden)
+            found[c.id] = kind(c.id[:12], description["target"], runs, reference, rules, description, hidden)
     return found
 
 
@@ -82,13 +83,13 @@ def kind_of(environment: Mapping[str, str]) -> type[Measurement]:
     return Measurement
 
 
-def profile_table(store: Store, network: str, environment: str, protocol: Protocol) -> pd.DataFrame:
+def profile_table(store: Store, network: str, environment: str, rules: MeasuringRules) -> pd.DataFrame:
     """The profile table of a network in an environment: trusted configurations only; ``attrs`` says what and where."""
     name, about = store.network(network)
     description = store.environment(environment)
     kind = kind_of(description)
     quantity, column, unit = kind.quantity, kind.column, kind.unit
-    found = measurements(store, network, environment, protocol)
+    found = measurements(store, network, environment, rules)
     rows: list[dict[str, Any]] = []
     for configuration in store.design(network, environment):
         measurement = found.get(configuration.id)
@@ -120,7 +121,7 @@ def profile_table(store: Store, network: str, environment: str, protocol: Protoc
         "unit": unit,
         "network": name,
         "inputs": about["inputs"],
-        "statistic": protocol.statistic,
+        "statistic": rules.statistic,
         "grid_evidence": evidence,
         "noise": float(pd.Series([m.spread for m in found.values() if m.trusted], dtype=float).median()),
         "rejected": 1 - sum(m.runs for m in found.values()) / total if total else 0.0,

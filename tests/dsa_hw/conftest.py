@@ -10,14 +10,14 @@ import torch
 
 from dsa_hw.methods import registry as methods
 from dsa_hw.methods.problem import Problem, Proposal
-from profilers import Protocol
+from profilers import MeasuringRules
 from tests.fakes.formula import Formula, Net
 
 
 @pytest.fixture
-def lenient() -> Protocol:
+def lenient() -> MeasuringRules:
     """Rules that pass on any machine: these tests are about what is done, not about how fast."""
-    return Protocol(precision=0.05, worst=1e6, tolerance=1e6, waiting=1e6, visit=1e-3, warm_in=1e-4)
+    return MeasuringRules(precision=0.05, worst=1e6, tolerance=1e6, waiting=1e6, visit=1e-3, warm_in=1e-4)
 
 
 @pytest.fixture

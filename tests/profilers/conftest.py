@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from tests.fakes import litert_env
 from tests.fakes.machine import Tiny
 
@@ -21,9 +21,9 @@ def users_cache(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lenient() -> Protocol:
+def lenient() -> MeasuringRules:
     """Rules that pass on any machine: these tests are about what is done, not about how fast."""
-    return Protocol(
+    return MeasuringRules(
         precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=2, least_visits=1, visit=1e-4, warm_in=1e-5
     )
 

@@ -16,7 +16,7 @@ import budgets
 import profilers
 from dsa_hw import LatencyBudget, find_groups
 from dsa_hw.cli.main import main
-from profilers import Protocol
+from profilers import MeasuringRules
 
 
 def network() -> tuple[nn.Module, torch.Tensor]:
@@ -32,14 +32,14 @@ NAME = "tests.dsa_hw.cli.test_main:network"
 def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A profile made with rules so loose that any machine passes: what is tested is the way, not the numbers."""
     monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
-    loose = Protocol(precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=4, least_visits=2)
+    loose = MeasuringRules(precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=4, least_visits=2)
     path = tmp_path / "profile.sqlite"
     model, inputs = network()
     profilers.profile(
-        model, (inputs,), "torch/cpu", samples=12, holdout=4, grid=8, out=path, protocol=loose, name=NAME, time_limit=60
+        model, (inputs,), "torch/cpu", samples=12, holdout=4, grid=8, out=path, rules=loose, name=NAME, time_limit=60
     )
-    original = profilers.load
-    monkeypatch.setattr(profilers, "load", lambda p, **options: original(p, protocol=loose))
+    original = profilers.load_tables
+    monkeypatch.setattr(profilers, "load_tables", lambda p, **options: original(p, rules=loose))
     return path
 
 
@@ -111,12 +111,12 @@ def test_fit_does_not_replace_the_store(
 ) -> None:
     link, other = tmp_path / "link.json", tmp_path / "store.json"
     link.symlink_to(store)
-    rows = profilers.load(store).samples.shape
+    rows = profilers.load_tables(store).samples.shape
     for out in (store, store.parent / "." / store.name, link):
         assert main(["fit", str(store), "--model", NAME, "--out", str(out)]) == 2
         assert "overwrite" in capsys.readouterr().err
     assert main(["fit", str(store), "--model", NAME, "--plot", str(store)]) == 2
-    assert profilers.load(store).samples.shape == rows
+    assert profilers.load_tables(store).samples.shape == rows
     store.rename(other)
     assert main(["fit", str(other), "--model", NAME]) == 2, "the default is the store's name with .json"
-    assert profilers.load(other).samples.shape == rows
+    assert profilers.load_tables(other).samples.shape == rows

@@ -19,7 +19,7 @@ from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.constraints import Work, prepare
 from dsa_hw.pipeline.refinement import Settings
 from dsa_hw.pipeline.verification import recheck
-from profilers import Protocol
+from profilers import MeasuringRules
 from tests.fakes.formula import Formula, Net
 
 SMALL = {"samples": 8, "holdout": 2, "grid": 8, "time_limit": 60.0, "progress": False}
@@ -89,7 +89,7 @@ def test_latency_is_profiled_measured_corrected_and_certified(
 def _samples(store: Path) -> pd.DataFrame:
     import profilers
 
-    return profilers.load(store).samples
+    return profilers.load_tables(store).samples
 
 
 def test_an_absolute_promise_does_not_hold_on_a_slower_device(
@@ -245,13 +245,13 @@ def test_the_example_input_comes_from_the_first_layer(net: Net, caplog: pytest.L
             example_for(model)
 
 
-def test_onnx_runtime_from_end_to_end(net: Net, lenient: Protocol, tmp_path: Path) -> None:
+def test_onnx_runtime_from_end_to_end(net: Net, lenient: MeasuringRules, tmp_path: Path) -> None:
     """Really measured; what the busy machine of a test says about the verdict is not asserted, only that it fits."""
     onnxruntime = pytest.importorskip("onnxruntime")
     example = torch.randn(1, 3, 16, 16)
     result = allocate(
         net, budgets.LatencyBudget("70%"), example_inputs=example, target="onnxruntime/cpu", method="uniform",
-        protocol=lenient, out=tmp_path, settings=Settings(most=2), **{**SMALL, "time_limit": 16.0},
+        rules=lenient, out=tmp_path, settings=Settings(most=2), **{**SMALL, "time_limit": 16.0},
     )  # fmt: skip
     (entry,) = result.certificate.entries
     assert entry.verdict == ("MET" if entry.most_used <= 1 else "NOT MET" if entry.least_used > 1 else "CANNOT TELL")

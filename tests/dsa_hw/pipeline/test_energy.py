@@ -11,7 +11,7 @@ from torch import nn
 
 from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget
 from dsa_hw.pipeline.allocate import allocate
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from tests.fakes.powered import Chip, Device, physics
 from tests.profilers.targets.test_table import made
 
@@ -23,9 +23,9 @@ def test_budgets_on_energy_latency_and_flops_are_met_on_the_simulated_device(tin
     model, inputs = tiny
     device = Device(tick=0.02, noise=0.003)  # quick enough for the time that the front door gives a measurement
     budgets = [EnergyBudget("70%", counter=device.counter()), LatencyBudget("75%"), FlopsBudget("90%")]
-    rules = Protocol(waiting=1e9)  # waits are real, the seconds they are compared with are not
+    rules = MeasuringRules(waiting=1e9)  # waits are real, the seconds they are compared with are not
     result = allocate(
-        model, budgets, example_inputs=inputs, target=Chip(device), protocol=rules, **{**OPTIONS, "samples": 9}
+        model, budgets, example_inputs=inputs, target=Chip(device), rules=rules, **{**OPTIONS, "samples": 9}
     )
     (seconds, watts), (whole, power) = physics(result.model, inputs), physics(model, inputs)
     assert 0.4 * whole * power < seconds * watts <= 0.7 * whole * power, "true on the device, and not by far too much"

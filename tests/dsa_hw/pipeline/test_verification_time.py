@@ -14,7 +14,7 @@ from dsa_hw.channels.plan import Plan
 from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge
 from dsa_hw.pipeline.verification import recheck
-from profilers import Protocol
+from profilers import MeasuringRules
 from tests.fakes.formula import Net
 from tests.fakes.machine import Machine, SimulatedDevice
 
@@ -28,7 +28,7 @@ def halved(net: Net, example: torch.Tensor) -> tuple[Any, list[Any], torch.nn.Mo
 def certified(net: Net, example: torch.Tensor, device: SimulatedDevice, share: float) -> Plan:
     """A plan that keeps half of each group, certified with a budget of which it truly uses ``share``."""
     groups, kept, small = halved(net, example)
-    gauge = DeviceGauge(device, (example,), Protocol(statistic="median"))
+    gauge = DeviceGauge(device, (example,), MeasuringRules(statistic="median"))
     found = gauge.read({DENSE: net, "pruned": small}, 60)
     budget = LatencyBudget(f"{100 * device.truth(small) / device.truth(net) / share!r}%")
     entry = entry_of(budget, gauge, found["pruned"].value, found["pruned"], found[DENSE])
@@ -54,7 +54,7 @@ def test_a_certificate_that_is_met_still_holds_on_the_same_quiet_machine(
 
 def test_reading_goes_on_until_it_is_decided_or_the_time_is_used(net: Net, example: torch.Tensor) -> None:
     machine = Machine(jitter=0.02)
-    gauge = DeviceGauge(SimulatedDevice(machine), (example,), Protocol(statistic="median"))
+    gauge = DeviceGauge(SimulatedDevice(machine), (example,), MeasuringRules(statistic="median"))
     networks = {DENSE: net, "pruned": halved(net, example)[2]}
     looks: list[float] = []
 

@@ -37,16 +37,16 @@ from profilers.fleet import profile_fleet, tasks
 from profilers.fleet.bench import FleetBench, _next, _Wave
 from profilers.fleet.members import Board, Fleet, like, sort_into_kinds
 from profilers.fleet.profile import check_address
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.onnx_narrow import template
 from profilers.storage.store import Store
 from tests.fakes import fleet_board
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
 ROOT = Path(__file__).parents[3]
-RULES = Protocol()
+RULES = MeasuringRules()
 _MADE: dict[str, Any] = {}
-SMALL: dict[str, Any] = {"samples": 8, "holdout": 2, "grid": 4, "time_limit": 90.0, "protocol": RULES, "name": "tiny"}
+SMALL: dict[str, Any] = {"samples": 8, "holdout": 2, "grid": 4, "time_limit": 90.0, "rules": RULES, "name": "tiny"}
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +185,7 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
         check_table(table, factor)
         assert table.attrs["target"] == "boardformula/cpu fp32 x1"
     assert all(kind.startswith("boardformula/cpu fp32 x1, control ") for kind in tables)
-    stored = profilers.load(out, protocol=RULES)
+    stored = profilers.load_tables(out, rules=RULES)
     assert len(stored.profiles) == 2
     assert {round(t["seconds"].max(), 9) for t in stored.profiles.values()} == {
         round(t["seconds"].max(), 9) for t in tables.values()
@@ -194,13 +194,15 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
     # The same command again: both kinds are recognised by their controls, and nothing is measured twice.
     again = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert list(again) == list(tables)
-    assert len(profilers.load(out, protocol=RULES).samples) == len(stored.samples)
+    assert len(profilers.load_tables(out, rules=RULES).samples) == len(stored.samples)
     for kind, table in tables.items():
         pd.testing.assert_frame_equal(again[kind], table)
 
 
-def test_a_real_runtime_on_a_worker(processes: Processes, tiny: Network, lenient: Protocol, tmp_path: Path) -> None:
-    rules = {**SMALL, "samples": 3, "holdout": 1, "protocol": lenient}
+def test_a_real_runtime_on_a_worker(
+    processes: Processes, tiny: Network, lenient: MeasuringRules, tmp_path: Path
+) -> None:
+    rules = {**SMALL, "samples": 3, "holdout": 1, "rules": lenient}
     (table,) = profile_fleet(*tiny, processes.address, "onnxruntime/cpu", out=tmp_path / "p.sqlite", **rules).values()
     assert len(table) == 4
     assert table.attrs["target"] == "onnxruntime/cpu fp32 x1"
@@ -245,12 +247,12 @@ def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, m
     ]
     monkeypatch.setattr(fleet_board.Formula, "artefact", "module")  # no exports for every correction
     result = dsa_hw.allocate(
-        tiny[0], wanted, example_inputs=tiny[1], method="uniform", protocol=RULES, progress=False, minimum=0.1
+        tiny[0], wanted, example_inputs=tiny[1], method="uniform", rules=RULES, progress=False, minimum=0.1
     )
     assert result.certificate.verdict == "MET", str(result.certificate)
     assert [entry.target for entry in result.certificate.entries] == ["boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"]
     for entry, target in zip(result.certificate.entries, (one, two), strict=True):
-        measured = profilers.measure(result.model, tiny[1], target, protocol=RULES).seconds
+        measured = profilers.measure(result.model, tiny[1], target, rules=RULES).seconds
         assert measured == pytest.approx(entry.measured, rel=0.003)
         assert measured <= limits[target]
     assert max(entry.utilisation for entry in result.certificate.entries) > 0.8, "one of the two decides"
@@ -382,7 +384,7 @@ def test_boards_come_and_go(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 def test_only_plain_data_crosses(tiny: Network) -> None:
     samples = profilers.measure(
-        *tiny, target="torch/cpu", protocol=Protocol(worst=1e6, tolerance=1e6, waiting=1e6)
+        *tiny, target="torch/cpu", rules=MeasuringRules(worst=1e6, tolerance=1e6, waiting=1e6)
     ).samples
     text = json.dumps(board.packed(samples))
     back = board.unpacked(json.loads(text))

@@ -25,7 +25,7 @@ from profilers.litert.worker import service as litert
 from profilers.litert.worker.masks import CannotNarrowError, reshaped
 from profilers.litert.worker.narrow import TfliteTemplate, _source
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder, load_module
 from profilers.targets import resolve
 from tests.fakes.litert_env import make_fake, real
@@ -327,12 +327,14 @@ def test_worker_times_runs(tmp_path: Path) -> None:
     assert all(a[0] < b[0] for a, b in itertools.pairwise(rows))
 
 
-def test_measured_in_the_worker(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: Protocol) -> None:
+def test_measured_in_the_worker(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules
+) -> None:
     make_fake(tmp_path, monkeypatch)
     target = resolve("litert/cpu", threads=2)
     assert target.title == "litert/cpu fp32 x2"
     assert "num_threads=2" in target.describe()["interpreter"]
-    bench = Bench(target, protocol=lenient, environment={}, control=load_module(*tiny, target))
+    bench = Bench(target, rules=lenient, environment={}, control=load_module(*tiny, target))
     network = load_module(*tiny, target)
     result = bench.measure({"tiny": network}, limit=20)["tiny"]
     assert result.seconds == pytest.approx(1e6 / 5e8)
@@ -349,7 +351,7 @@ def test_other_devices_and_precisions_are_refused(tmp_path: Path, monkeypatch: p
 
 
 @real
-def test_real_narrowed_outputs_and_times(tiny: Any, lenient: Protocol) -> None:
+def test_real_narrowed_outputs_and_times(tiny: Any, lenient: MeasuringRules) -> None:
     model, inputs = tiny
     groups = find_groups(model, inputs)
     target = resolve("litert/cpu")
@@ -360,5 +362,5 @@ def test_real_narrowed_outputs_and_times(tiny: Any, lenient: Protocol) -> None:
     assert agreement < 1e-4
     wide, thin = builder.load(groups.sizes.tolist()), builder.load([1] * len(groups))
     assert np.median(thin.run(50)) < np.median(wide.run(50))
-    assert measure(model, inputs, target, protocol=lenient, time_limit=30).seconds > 0
+    assert measure(model, inputs, target, rules=lenient, time_limit=30).seconds > 0
     target.worker.close()

@@ -14,8 +14,9 @@ from dsa_hw.errors import MeasurementError, ProfileError
 from profilers import compare_measurements
 from profilers.measuring import statistics
 from profilers.measuring.bench import Bench, Scan, inflation, sensitivity, slope
-from profilers.measuring.measurement import Measurement, Protocol, Samples
+from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from tests.fakes.machine import Machine, Simulated
 
 CONTROL = 5e-4
@@ -24,7 +25,7 @@ CONTROL = 5e-4
 def bench_on(machine: Machine, path: Path, seed: int = 0, **rules: float) -> Bench:
     return Bench(
         Simulated(),
-        protocol=Protocol(**rules),  # type: ignore[arg-type]
+        rules=MeasuringRules(**rules),  # type: ignore[arg-type]
         references=ReferenceFile(path / "references.json"),
         control=machine.network(CONTROL),
         environment={"target": "simulated"},
@@ -63,7 +64,7 @@ def test_bursts_longer_than_a_run_are_seen_and_left_out(tmp_path: Path, period: 
     assert found.trusted, found.doubt
     assert found.seconds == pytest.approx(0.02, rel=0.02)
     assert found.rejected > 0.2
-    assert found.samples.seconds.mean() > 1.05 * 0.02, "no test of the method if the plain mean is right too"
+    assert found.samples.values.mean() > 1.05 * 0.02, "no test of the method if the plain mean is right too"
 
 
 @pytest.mark.parametrize("period", [0.004, 0.01])
@@ -74,7 +75,7 @@ def test_bursts_shorter_than_a_run_cannot_be_escaped_and_are_refused(tmp_path: P
     found = bench.measure({"net": machine.network(0.04)}, limit=20)["net"]
     assert found.seconds > 1.1 * 0.04 or np.isnan(found.seconds)
     assert not found.trusted
-    assert found.hidden > 0.1 or found.runs < found.protocol.least_runs
+    assert found.hidden > 0.1 or found.runs < found.rules.least_runs
     error = bench.explain({"net": found}, 20)
     assert isinstance(error, MeasurementError)
     assert error.exit_code == 4
@@ -109,10 +110,10 @@ def test_waiting_for_a_processor_rejects_a_run_even_if_the_controls_are_fine(tmp
     found = bench_on(machine, tmp_path).measure({"net": machine.network(0.024)}, limit=60)["net"]
     assert found.trusted, found.doubt
     assert found.seconds == pytest.approx(0.024, rel=0.01)
-    held = found.samples.wait > found.protocol.waiting
+    held = found.samples.wait > found.rules.waiting
     assert held.any()
-    assert found.samples.seconds[held].min() > 1.05 * 0.024
-    assert not found.samples.accepted(found.reference, found.protocol)[held].any()
+    assert found.samples.values[held].min() > 1.05 * 0.024
+    assert not found.samples.accepted(found.reference, found.rules)[held].any()
 
 
 @settings(max_examples=40, deadline=None)
@@ -205,7 +206,7 @@ def test_disturbance_of_an_earlier_measurement_is_not_part_of_this_one(tmp_path:
     assert bench.measure_once({"net": network}, limit=30)["net"].hidden < 0.01
     machine.now = 40.0
     found = bench.measure_once({"net": network}, limit=30)["net"]
-    assert found.hidden > 0.02 or found.runs < found.protocol.least_runs
+    assert found.hidden > 0.02 or found.runs < found.rules.least_runs
 
 
 def test_earlier_runs_count(tmp_path: Path) -> None:
@@ -296,7 +297,7 @@ def test_repr_is_the_report() -> None:
 
 
 def test_inflation_of_hand_made_scans() -> None:
-    rules, block = Protocol(tolerance=0.05), 8
+    rules, block = MeasuringRules(tolerance=0.05), 8
     n = 1000
     quiet = np.full(n, CONTROL)
 

@@ -26,8 +26,9 @@ from profilers.measuring import counters
 from profilers.measuring import energy_bench as metering
 from profilers.measuring.counters import Counter, Total
 from profilers.measuring.energy_bench import EnergyBench, EnergyMeasurement, update_period
-from profilers.measuring.measurement import Protocol, Samples
+from profilers.measuring.measurement import Samples
 from profilers.measuring.reference import ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from profilers.storage.store import Store
 from tests.fakes.powered import IDLE, Chip, Device, physics
 
@@ -153,7 +154,7 @@ def test_profile_fit_and_a_budget_that_is_met(tiny: Network, tmp_path: Path) -> 
     again = profilers.profile(model, inputs, Chip(device), samples=14, holdout=4, out=out, name="tiny", **options)
     pd.testing.assert_frame_equal(again, table)
     assert device.now - spent < 0.05 * spent, "only the calibration is done again"
-    stored = profilers.load(out)
+    stored = profilers.load_tables(out)
     assert np.allclose(stored.profile["joules"], table["joules"])
 
     cost = budgets.fit(table, groups)
@@ -179,7 +180,7 @@ def test_runs_with_and_without_notes_are_joined(tmp_path: Path) -> None:
         (configuration,) = store.add_design("n", "e", [[1]], "train")
         session = store.add_session("e", "test", {}, reference=1.0)
         plain = Samples.of_visit(np.asarray([1.0]), 0, 1.0, 1.0, np.nan)
-        noted = Samples(plain.seconds, plain.visit, plain.before, plain.after, plain.wait, {"watts": np.asarray([9.0])})
+        noted = Samples(plain.values, plain.visit, plain.before, plain.after, plain.wait, {"watts": np.asarray([9.0])})
         runs = [(configuration.id, plain), (configuration.id, noted)]
         store.add_samples(session, runs, reference=1.0, hidden={configuration.id: 0.0})
         ((found, hidden),) = store.samples("e", "n")[configuration.id]
@@ -389,8 +390,8 @@ def command(tmp_path: Path, *arguments: str) -> list[str]:
 def test_command_with_a_meter_in_real_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = Protocol(precision=0.5, worst=1e6, tolerance=1e6, least_windows=1)
-    monkeypatch.setattr(Protocol, "allowing", lambda share, statistic="quiet": rules)
+    rules = MeasuringRules(precision=0.5, worst=1e6, tolerance=1e6, least_windows=1)
+    monkeypatch.setattr(MeasuringRules, "allowing", lambda share, statistic="quiet": rules)
     monkeypatch.setattr(metering, "_SETTLE", 0.01)
     monkeypatch.setattr(metering, "_LEAST_SECONDS", 0.03)
     meter = "tests.profilers.measuring.test_energy_bench:real_time"

@@ -16,11 +16,11 @@ from dsa_hw.channels import find_groups
 from dsa_hw.errors import ProfileError
 from dsa_hw.zoo import models
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Protocol
 from profilers.measuring.reference import ReferenceFile
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer
 from profilers.profiling import grid
-from profilers.profiling.grid import excess, liked, swept_widths
+from profilers.profiling.grid import excess, finest_free_grid, swept_widths
 from profilers.targets import resolve
 from tests.fakes.machine import Tiny
 
@@ -37,25 +37,25 @@ def sweep(size: int, cost: Callable[[int], float], noise: float = 0.0) -> tuple[
 def test_blocks_are_found(block: int, size: int) -> None:
     """A remainder costs a block more: kernels that fall back to slow code for it."""
     points = sweep(size, lambda w: 1.0 + 10 * w / size + (2.0 if w % block else 0.0), 0.004)
-    assert liked(*points) == block
+    assert finest_free_grid(*points) == block
 
 
 def test_whole_blocks_are_found() -> None:
     """Time is that of the next multiple of 16, as with ONNX Runtime's blocked layout on AVX-512."""
-    assert liked(*sweep(64, lambda w: 0.02 + 0.6 * -(-w // 16), 0.01)) == 16
-    assert liked(*sweep(128, lambda w: 0.02 + 0.6 * -(-w // 16), 0.01)) == 16
+    assert finest_free_grid(*sweep(64, lambda w: 0.02 + 0.6 * -(-w // 16), 0.01)) == 16
+    assert finest_free_grid(*sweep(128, lambda w: 0.02 + 0.6 * -(-w // 16), 0.01)) == 16
 
 
 @pytest.mark.parametrize("cost", [lambda w: 1.0 + w, lambda w: w**0.7, lambda w: w**1.5])
 def test_without_blocks_there_is_no_grid(cost: Callable[[int], float]) -> None:
-    assert liked(*sweep(128, cost, 0.004)) == 1
+    assert finest_free_grid(*sweep(128, cost, 0.004)) == 1
 
 
 def test_published_saw_tooth_is_found() -> None:
     """The pilot's numbers for ONNX Runtime: 8 is good, everything between is bad."""
     table = {64: 0.84, 63: 1.05, 58: 1.00, 56: 0.74, 49: 0.87, 48: 0.67}
     channels, seconds = np.asarray(list(table), float), np.asarray(list(table.values()))
-    assert liked(channels, seconds) == 8
+    assert finest_free_grid(channels, seconds) == 8
     beyond = dict(zip(table, excess(channels, seconds, 8), strict=True))
     assert beyond[64] == beyond[56] == beyond[48] == 0
     assert beyond[63] > 0.2
@@ -73,7 +73,7 @@ def test_excess_is_zero_on_the_grid_and_finite(points: list[tuple[int, float]], 
     found = excess(channels, seconds, grid)
     assert np.isfinite(found).all()
     assert np.allclose(found[channels % grid == 0], 0)
-    assert liked(channels, seconds) in (1, 2, 4, 8, 16, 32)
+    assert finest_free_grid(channels, seconds) in (1, 2, 4, 8, 16, 32)
 
 
 def test_swept_widths_have_every_divisor() -> None:
@@ -134,12 +134,12 @@ def test_depthwise_goes_along() -> None:
             assert before.out_side == after.side
 
 
-def test_find_grid_and_plot_on_a_real_target(tmp_path: Path, lenient: Protocol) -> None:
+def test_find_grid_and_plot_on_a_real_target(tmp_path: Path, lenient: MeasuringRules) -> None:
     import torch
 
     model, inputs = Tiny().eval(), (torch.randn(1, 3, 8, 8),)
     groups = find_groups(model, inputs)
-    bench = Bench(resolve("torch/cpu"), protocol=lenient, references=ReferenceFile(tmp_path / "r.json"))
+    bench = Bench(resolve("torch/cpu"), rules=lenient, references=ReferenceFile(tmp_path / "r.json"))
     swept = grid.sweeps(model, groups, inputs, most=1)
     found, points = grid.find_grid(bench, groups, swept, limit=20)
     assert set(found) == set(groups.names)

@@ -23,12 +23,12 @@ import profilers
 from dsa_hw.errors import MeasurementError, ModelError, ProfileError
 from profilers import latency
 from profilers.measuring import environment as environments
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
 
-def test_profile_on_onnxruntime(tiny: Network, lenient: Protocol, tmp_path: Path) -> None:
+def test_profile_on_onnxruntime(tiny: Network, lenient: MeasuringRules, tmp_path: Path) -> None:
     out = tmp_path / "p.sqlite"
     stages: list[str] = []
     table = profilers.profile(
@@ -38,7 +38,7 @@ def test_profile_on_onnxruntime(tiny: Network, lenient: Protocol, tmp_path: Path
         holdout=1,
         grid="auto",
         out=out,
-        protocol=lenient,
+        rules=lenient,
         time_limit=120,
         name="tiny",
         listener=lambda event: stages.append(event.stage),
@@ -59,7 +59,7 @@ def test_profile_on_onnxruntime(tiny: Network, lenient: Protocol, tmp_path: Path
     assert table.attrs["grid_evidence"]
     assert table.attrs["quantity"] == "latency"
     assert {"finding the grid", "measuring"} <= set(stages)
-    tables = profilers.load(out, protocol=lenient)
+    tables = profilers.load_tables(out, rules=lenient)
     assert tables.profile[names].equals(table[names])
     assert np.allclose(tables.profile["seconds"], table["seconds"])
     assert len(tables.grid) == len(table.attrs["grid_evidence"])
@@ -68,14 +68,18 @@ def test_profile_on_onnxruntime(tiny: Network, lenient: Protocol, tmp_path: Path
 
 
 def test_continuing_measures_nothing_twice_and_names_a_changed_environment(
-    tiny: Network, lenient: Protocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Network,
+    lenient: MeasuringRules,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    options: dict[str, Any] = {"grid": 4, "out": tmp_path / "p.sqlite", "protocol": lenient, "time_limit": 60}
+    options: dict[str, Any] = {"grid": 4, "out": tmp_path / "p.sqlite", "rules": lenient, "time_limit": 60}
     first = profilers.profile(*tiny, target="torch/cpu", samples=4, holdout=2, **options)
-    runs = len(profilers.load(options["out"]).samples)
+    runs = len(profilers.load_tables(options["out"]).samples)
     second = profilers.profile(*tiny, target="torch/cpu", samples=4, holdout=2, **options)
     assert second.equals(first)
-    assert len(profilers.load(options["out"]).samples) == runs
+    assert len(profilers.load_tables(options["out"]).samples) == runs
     more = profilers.profile(*tiny, target="torch/cpu", samples=6, holdout=2, **options)
     assert len(more) == len(first) + 2
     kept = more.merge(first, on=[*first.attrs["names"], "seconds", "split"])
@@ -90,34 +94,34 @@ def test_continuing_measures_nothing_twice_and_names_a_changed_environment(
     assert third.attrs["environment"]["torch"] == "99.0"
     assert len(third) == 6
     assert third["seconds"].tolist() != first["seconds"].tolist()
-    assert len(profilers.load(options["out"]).profiles) == 2
+    assert len(profilers.load_tables(options["out"]).profiles) == 2
 
 
 def test_a_profile_that_cannot_be_trusted_is_refused_and_kept(tiny: Network, tmp_path: Path) -> None:
-    strict = Protocol(tolerance=-0.9, visit=1e-4, warm_in=1e-5)  # no control run is ever that fast
+    strict = MeasuringRules(tolerance=-0.9, visit=1e-4, warm_in=1e-5)  # no control run is ever that fast
     out = tmp_path / "p.sqlite"
     with pytest.raises(MeasurementError, match="cannot be trusted") as error:
-        profilers.profile(
-            *tiny, target="torch/cpu", samples=3, holdout=0, grid=8, protocol=strict, out=out, time_limit=3
-        )
+        profilers.profile(*tiny, target="torch/cpu", samples=3, holdout=0, grid=8, rules=strict, out=out, time_limit=3)
     assert error.value.exit_code == 4
     assert "0 of" in str(error.value)
-    assert len(profilers.load(out).samples) > 0, "the raw runs are there"
-    assert len(profilers.load(out).profile) == 0, "but no number is offered"
+    assert len(profilers.load_tables(out).samples) > 0, "the raw runs are there"
+    assert len(profilers.load_tables(out).profile) == 0, "but no number is offered"
     with pytest.raises(MeasurementError, match="cannot be trusted"):
-        profilers.measure(*tiny, target="torch/cpu", protocol=strict, time_limit=0.5)
+        profilers.measure(*tiny, target="torch/cpu", rules=strict, time_limit=0.5)
 
 
-def test_runs_that_were_disturbed_throughout_are_made_again(tiny: Network, lenient: Protocol, tmp_path: Path) -> None:
+def test_runs_that_were_disturbed_throughout_are_made_again(
+    tiny: Network, lenient: MeasuringRules, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"grid": 4, "out": tmp_path / "p.sqlite", "samples": 6, "holdout": 2, "time_limit": 60}
-    first = profilers.profile(*tiny, "onnxruntime/cpu", protocol=lenient, **options)
+    first = profilers.profile(*tiny, "onnxruntime/cpu", rules=lenient, **options)
     before = _samples(tmp_path / "p.sqlite")
     hidden = 2 * lenient.worst
     with sqlite3.connect(tmp_path / "p.sqlite") as connection:
         connection.execute("UPDATE inflation SET hidden = ?", (hidden,))
-    profilers.profile(*tiny, "onnxruntime/cpu", protocol=replace(lenient, worst=2 * hidden), **options)
+    profilers.profile(*tiny, "onnxruntime/cpu", rules=replace(lenient, worst=2 * hidden), **options)
     assert _samples(tmp_path / "p.sqlite") == before, "allowed: nothing is measured again"
-    table = profilers.profile(*tiny, "onnxruntime/cpu", protocol=lenient, **options)
+    table = profilers.profile(*tiny, "onnxruntime/cpu", rules=lenient, **options)
     assert before < _samples(tmp_path / "p.sqlite"), "raw runs are kept"
     assert len(table) == len(first) == 8
     assert not set(table["seconds"]) & set(first["seconds"]), "but do not count"
@@ -128,13 +132,13 @@ def _samples(path: Path) -> set[float]:
         return {seconds for (seconds,) in connection.execute("SELECT id + seconds FROM samples")}
 
 
-def test_measure_and_self_check(tiny: Network, lenient: Protocol) -> None:
-    found = profilers.measure(*tiny, target="onnxruntime/cpu", protocol=lenient, name="tiny", time_limit=20)
+def test_measure_and_self_check(tiny: Network, lenient: MeasuringRules) -> None:
+    found = profilers.measure(*tiny, target="onnxruntime/cpu", rules=lenient, name="tiny", time_limit=20)
     assert repr(found).startswith("tiny on onnxruntime/cpu fp32 x1: ")
     assert found.median > 0
     assert found.environment["onnxruntime"]
     assert len(found.samples) >= found.runs > 0
-    table = profilers.self_check(*tiny, target="torch/cpu", configurations=3, protocol=lenient, time_limit=20)
+    table = profilers.self_check(*tiny, target="torch/cpu", configurations=3, rules=lenient, time_limit=20)
     assert len(table) == 3
     assert (table[["first", "second"]] > 0).all().all()
     assert table["difference"].tolist() == pytest.approx((table["second"] / table["first"] - 1).tolist())
@@ -170,9 +174,9 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch, lenient: Protocol) -> None:
+def rules(monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules) -> None:
     """No option of the command weakens its rules as far as a test on a busy machine needs."""
-    monkeypatch.setattr(Protocol, "allowing", lambda share, statistic="quiet": lenient)
+    monkeypatch.setattr(MeasuringRules, "allowing", lambda share, statistic="quiet": lenient)
 
 
 @pytest.mark.usefixtures("rules")
@@ -242,9 +246,10 @@ def test_bad_durations(text: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "p.sqlite"
     code = (
-        "import sys; from profilers import latency; from profilers.measuring.measurement import Protocol\n"
-        "rules = Protocol(precision=0, tolerance=1e6, waiting=1e6)\n"  # never finished: it measures until it is stopped
-        "Protocol.allowing = staticmethod(lambda *_: rules)\n"
+        "import sys; from profilers import latency; from profilers.measuring.rules import MeasuringRules\n"
+        # Never finished: it measures until it is stopped.
+        "rules = MeasuringRules(precision=0, tolerance=1e6, waiting=1e6)\n"
+        "MeasuringRules.allowing = staticmethod(lambda *_: rules)\n"
         "sys.exit(latency.main(sys.argv[1:]))"
     )
     arguments = command("--samples", "3", "--holdout", "1", "--grid", "8", "--out", str(out))

@@ -18,9 +18,9 @@ import budgets
 import profilers
 from dsa_hw import find_groups, shrink
 from dsa_hw.errors import MeasurementError
-from profilers.measuring.measurement import Protocol
 from profilers.measuring.reference import ReferenceFile
-from profilers.profiling import api
+from profilers.measuring.rules import MeasuringRules
+from profilers.profiling import api, job
 from profilers.storage.store import Store
 from profilers.targets import Loaded
 from tests.fakes.machine import Machine, SimulatedBench, SimulatedDevice
@@ -35,7 +35,8 @@ def run(tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def profile(device: SimulatedDevice, **options: Any) -> pd.DataFrame:
         clock = device.machine.clock
-        monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
+        for module in (api, job):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
         defaults: dict[str, Any] = {"samples": 16, "holdout": 2, "grid": 2, "out": tmp_path / "p.sqlite"}
         return profilers.profile(*tiny, device, **{**defaults, **options})
 
@@ -85,7 +86,7 @@ def test_a_single_wide_interval_is_left_out_after_all_the_time_was_used(
 ) -> None:
     device = _Restless(Machine(), lambda number: number == 5)
     with caplog.at_level(logging.WARNING):
-        table = run(device, time_limit=12, protocol=Protocol(precision=3e-3, worst=5e-3))
+        table = run(device, time_limit=12, rules=MeasuringRules(precision=3e-3, worst=5e-3))
     assert device.machine.now >= 12
     assert len(table) == 17, "the adaptive part, which comes last, had its share of the time"
     assert "1 of 18 configurations could not be measured well enough and are left out" in caplog.text
@@ -101,7 +102,7 @@ def test_a_profile_is_refused_only_with_too_few_usable_configurations(
     run: Run, tiny: Network, samples: int, usable: int, refused: bool
 ) -> None:
     device = _Restless(Machine(), lambda number: number >= usable)
-    options: dict[str, Any] = {"time_limit": 10, "protocol": Protocol(precision=3e-3, worst=5e-3), "holdout": 0}
+    options: dict[str, Any] = {"time_limit": 10, "rules": MeasuringRules(precision=3e-3, worst=5e-3), "holdout": 0}
     if not refused:
         table = run(device, samples=samples, **options)
         assert len(table) == usable
@@ -136,8 +137,8 @@ def test_interrupted_runs_are_judged_by_the_reference_of_their_session(
 
     monkeypatch.setattr(Store, "add_samples", mortal)
     with pytest.raises(KeyboardInterrupt):
-        run(device, time_limit=100, protocol=Protocol(precision=1e-4))
-    tables = profilers.load(tmp_path / "p.sqlite")
+        run(device, time_limit=100, rules=MeasuringRules(precision=1e-4))
+    tables = profilers.load_tables(tmp_path / "p.sqlite")
     assert len(tables.samples) > 0
     with sqlite3.connect(tmp_path / "p.sqlite") as connection:
         ((reference,),) = connection.execute("SELECT seconds FROM reference").fetchall()

@@ -29,7 +29,7 @@ from torch import nn
 import profilers
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError, ProfileError
 from profilers import latency
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer, artefact_of, input_of
 from profilers.remote import agent
 from profilers.remote import device as board
@@ -150,7 +150,7 @@ def wrapper(path: Path, script: str) -> str:
 def test_profile_survives_a_killed_connection_and_a_killed_agent(
     place: SimpleNamespace,
     tiny: Network,
-    lenient: Protocol,
+    lenient: MeasuringRules,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -181,7 +181,7 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     url = place.address()
     with caplog.at_level(logging.WARNING):
         table = profilers.profile(
-            *tiny, target=url, samples=4, holdout=1, grid=8, out=out, protocol=lenient, time_limit=120
+            *tiny, target=url, samples=4, holdout=1, grid=8, out=out, rules=lenient, time_limit=120
         )
     assert killed == ["connection", "agent"]
     target = resolve(url)
@@ -191,7 +191,7 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     assert len(table) == 5
     assert table.attrs["untrusted"] == 0
     assert table.attrs["agreement"] < 1e-4, "the outputs on the board are those of the shrunk network"
-    assert len(profilers.load(out, protocol=lenient).samples) == sum(visits), "every visit is in the store, once"
+    assert len(profilers.load_tables(out, rules=lenient).samples) == sum(visits), "every visit is in the store, once"
     assert len(set(puts)) == len(puts), "what was on the board was not sent again"
     assert {p.name for p in place.cache.iterdir()} == {name for name, _ in puts} | {"lock"}
     about = table.attrs["environment"]

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from dsa_hw.errors import StoreError
-from profilers import load
-from profilers.measuring.measurement import Protocol, Samples
+from profilers import load_tables
+from profilers.measuring.measurement import Samples
+from profilers.measuring.rules import MeasuringRules
 from profilers.storage.store import Store, identity
 
 ABOUT = {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []}
@@ -41,7 +42,7 @@ def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     assert [p.name for p in tmp_path.glob("p.sqlite*")] == ["p.sqlite"], "closing leaves one file"
-    tables = load(path)
+    tables = load_tables(path)
     assert tables.profile[["a", "b"]].to_numpy().tolist() == [[8, 16]]
     assert tables.profile.loc[0, "split"] == "dense"
     assert tables.profile.loc[0, "runs"] == 40
@@ -52,7 +53,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert tables.profile.attrs["unit"] == "s"
     assert len(tables.samples) == 40
     assert tables.samples["wait"].isna().sum() == 20
-    slower = load(path, statistic="p90").profile
+    slower = load_tables(path, statistic="p90").profile
     assert slower.loc[0, "seconds"] > tables.profile.loc[0, "seconds"]
 
 
@@ -67,23 +68,23 @@ def test_same_content_is_the_same_row(tmp_path: Path) -> None:
 def test_a_lower_reference_rejudges_old_runs(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path) as store:
-        assert len(load(path).profile) == 1
+        assert len(load_tables(path).profile) == 1
         store.add_session("e", "faster", {}, reference=4e-4)
         assert store.reference("e") == 4e-4
         store.add_session("e", "slower", {}, reference=6e-4)
         assert store.reference("e") == 4e-4
-    assert len(load(path).profile) == 0
+    assert len(load_tables(path).profile) == 0
 
 
 @pytest.mark.parametrize("table", ["reference", "inflation"])
 def test_runs_without_the_numbers_that_judge_them_are_not_trusted(tmp_path: Path, table: str) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
-    assert len(load(path).profile) == 1
+    assert len(load_tables(path).profile) == 1
     with sqlite3.connect(path) as connection:
         connection.execute(f"DELETE FROM {table}")
-    for lenient in (Protocol(), Protocol(tolerance=1e6, worst=1e6, waiting=1e6)):
-        tables = load(path, protocol=lenient)
+    for lenient in (MeasuringRules(), MeasuringRules(tolerance=1e6, worst=1e6, waiting=1e6)):
+        tables = load_tables(path, rules=lenient)
         assert len(tables.samples) == 40
         assert len(tables.profile) == 0
         assert tables.profile.attrs["untrusted"] == 1
@@ -94,24 +95,28 @@ def test_each_run_is_judged_by_the_hidden_inflation_of_its_own_session(tmp_path:
     with filled(path, hidden=0.08) as store:
         (other,) = (c for c in store.design("n", "e") if c.split == "holdout")
         dense = identity("n", [8, 16])
-        assert len(load(path).profile) == 0, "session 1 was inflated by 8 %"
+        assert len(load_tables(path).profile) == 0, "session 1 was inflated by 8 %"
         session = store.add_session("e", "quiet", {}, reference=5e-4)
         quiet = [Samples.of_visit(np.asarray([5e-3, 5.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
         store.add_samples(session, [(other.id, s) for s in quiet], reference=5e-4, hidden={other.id: 0.0})
-        assert load(path).profile["split"].tolist() == ["holdout"], "a quiet session does not clear an earlier one"
+        assert load_tables(path).profile["split"].tolist() == ["holdout"], (
+            "a quiet session does not clear an earlier one"
+        )
         again = [Samples.of_visit(np.asarray([9e-3, 9.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
         store.add_samples(session, [(dense, s) for s in again], reference=5e-4, hidden={dense: 0.001})
-        row = load(path).profile.iloc[0]
+        row = load_tables(path).profile.iloc[0]
         assert (row["split"], row["runs"]) == ("dense", 40), "of the dense network, only the quiet session counts"
         assert row["seconds"] == pytest.approx(9e-3, rel=1e-3)
-        assert load(path, protocol=Protocol.allowing(0.1)).profile.iloc[0]["runs"] == 80, "8 % is allowed: all count"
+        assert load_tables(path, rules=MeasuringRules.allowing(0.1)).profile.iloc[0]["runs"] == 80, (
+            "8 % is allowed: all count"
+        )
 
 
 def test_environments_are_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path, "e1").close()
     filled(path, "e2").close()
-    tables = load(path)
+    tables = load_tables(path)
     assert [key[2] for key in tables.profiles] == ["e1", "e2"]
     assert all(len(t) == 1 and t.loc[0, "runs"] == 40 for t in tables.profiles.values())
 
@@ -179,10 +184,10 @@ def test_missing_folder_folder_and_missing_file(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is a folder"):
         Store(tmp_path)
     with pytest.raises(StoreError, match=r"profilers\.latency"):
-        load(tmp_path / "p.sqlite")
+        load_tables(tmp_path / "p.sqlite")
     Store(tmp_path / "p.sqlite").close()
     with pytest.raises(StoreError, match="no profile yet"):
-        load(tmp_path / "p.sqlite")
+        load_tables(tmp_path / "p.sqlite")
 
 
 def test_full_disk_is_said_and_the_file_stays_intact(tmp_path: Path) -> None:
@@ -195,7 +200,7 @@ def test_full_disk_is_said_and_the_file_stays_intact(tmp_path: Path) -> None:
         much = [(id, Samples.of_visit(np.full(50, 1e-2), v, 5e-4, 5e-4, 0.0)) for v in range(500)]
         with pytest.raises(StoreError, match=r"disk is full.*same command"):
             store.add_samples(session, much, reference=5e-4, hidden={id: 0.0})
-    tables = load(path)
+    tables = load_tables(path)
     assert len(tables.samples) == 40
     with Store(path) as store:
         store.add_session("e", "after", {}, reference=5e-4)
@@ -291,7 +296,7 @@ def test_a_copy_without_the_log_still_opens(tmp_path: Path) -> None:
     filled(path).close()
     copy = tmp_path / "copy.sqlite"
     shutil.copy(path, copy)
-    assert load(copy).profile.equals(load(path).profile)
+    assert load_tables(copy).profile.equals(load_tables(path).profile)
 
 
 def test_nothing_in_the_file_is_code(tmp_path: Path) -> None:

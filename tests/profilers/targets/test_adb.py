@@ -16,7 +16,7 @@ from torch import nn
 import profilers
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.targets import resolve
 from profilers.targets.adb import Adb
 
@@ -114,9 +114,9 @@ def test_a_network_is_pushed_once_under_its_hash_and_timed_there(phone: Path) ->
 
 
 def test_profile_end_to_end_says_that_no_phone_was_used(
-    phone: Path, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: Protocol
+    phone: Path, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: MeasuringRules
 ) -> None:
-    table = profilers.profile(*tiny, target=target(), samples=3, holdout=0, grid=8, protocol=lenient, time_limit=60)
+    table = profilers.profile(*tiny, target=target(), samples=3, holdout=0, grid=8, rules=lenient, time_limit=60)
     assert len(table) == 3
     widths = table[table.attrs["names"]].to_numpy()
     assert (np.diff(table["seconds"].to_numpy()[np.argsort(widths.sum(axis=1))]) >= 0).all()
@@ -126,9 +126,9 @@ def test_profile_end_to_end_says_that_no_phone_was_used(
     assert about["python"] == "not visible", "nothing of this computer passes for the phone's"
 
 
-def test_a_scan_has_as_many_rows_as_asked_for(phone: Path, lenient: Protocol) -> None:
+def test_a_scan_has_as_many_rows_as_asked_for(phone: Path, lenient: MeasuringRules) -> None:
     found = target()
-    bench = Bench(found, protocol=lenient, control=found.load(b"c", ()))
+    bench = Bench(found, rules=lenient, control=found.load(b"c", ()))
     assert bench.reference.seconds == pytest.approx(0.01)
     assert bench.scan(0.1).seconds == pytest.approx(np.full(20, 0.01))
 

@@ -16,7 +16,7 @@ import torch
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.cli import setup
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError, ModelError, ProfileError
-from profilers import latency, load, measure, profile
+from profilers import latency, load_tables, measure, profile
 from profilers.litert.client import PACKAGES, Worker, environment_folder, python_of, versions
 from profilers.litert.convert import TfliteFile, convert, to_bytes
 from profilers.litert.worker.vela import VelaError, parse
@@ -126,7 +126,7 @@ def test_profile(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         kept = [np.arange(int(row[name])) for name in groups.names]
         indices = sum(len(i) for cuts in groups.slices(kept).values() for i in cuts.values())
         assert row["seconds"] == row["low"] == row["high"] == (1000 * indices or 1e6) / 5e8
-    assert load(out).profile["seconds"].tolist() == table["seconds"].tolist()
+    assert load_tables(out).profile["seconds"].tolist() == table["seconds"].tolist()
 
 
 def test_operations_on_the_cpu_are_refused(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from dsa_hw.channels import find_groups, shrink
 from dsa_hw.errors import ProfileError
 from dsa_hw.zoo import models
 from profilers import latency
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.targets import resolve
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -75,7 +75,7 @@ def test_profile_is_exact_deterministic_and_on_the_tables_grid(tiny: Network, tm
     assert set(table.attrs["environment"]) == {"target", "estimated", "table", "outside", "layers"}
     again = profilers.profile(*tiny, target=device, **options)
     pd.testing.assert_frame_equal(again, table)
-    assert len(profilers.load(options["out"]).samples) == len(table), "nothing is asked twice"
+    assert len(profilers.load_tables(options["out"]).samples) == len(table), "nothing is asked twice"
     groups = find_groups(*tiny)
     model = budgets.fit(table, groups)
     assert model.predict(table).to_numpy() == pytest.approx(table["seconds"].to_numpy(), rel=0.02)
@@ -218,7 +218,7 @@ def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(
         low, high = (middle, high) if float(cost(np.full(len(groups), middle))) <= 0.97 * limit else (low, middle)
     widths = np.maximum((low * groups.sizes).astype(int), 1)
     small = shrink(model, groups, [np.arange(w) for w in widths])
-    found = profilers.measure(small, inputs, pi, protocol=Protocol())
+    found = profilers.measure(small, inputs, pi, rules=MeasuringRules())
     assert 0.9 * limit < found.seconds <= limit
     assert found.estimated == f"estimated from look-up table {path.name}"
     plain = profilers.measure(small, inputs, f"table:{path}")

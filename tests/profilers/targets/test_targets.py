@@ -16,7 +16,7 @@ from torch import nn
 
 import profilers
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
-from profilers.measuring.measurement import Protocol
+from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import load_module
 from profilers.networks.onnx_export import export, generic
 from profilers.targets import Loaded, Target, base, register, resolve, runtimes
@@ -108,7 +108,7 @@ def test_a_broken_clock_is_refused() -> None:
         Loaded(lambda: None, clock=lambda n: np.ones(n + 1)).run(3)
 
 
-def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: Protocol) -> None:
+def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: MeasuringRules) -> None:
     """The example of docs/guide/profiling.md."""
 
     @register("scripted")
@@ -122,15 +122,13 @@ def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], 
 
     try:
         assert "scripted" in runtimes()
-        found = profilers.measure(*tiny, target="scripted/cpu", protocol=lenient, time_limit=20)
+        found = profilers.measure(*tiny, target="scripted/cpu", rules=lenient, time_limit=20)
         assert found.target == "scripted/cpu fp32 x1"
         assert found.seconds > 0
         assert found.environment["torchscript"] == torch.__version__
         with pytest.raises(ProfileError, match="already registered"):
             register("scripted")(type("Other", (Scripted,), {}))
-        table = profilers.profile(
-            *tiny, target="scripted", samples=4, holdout=1, grid=8, protocol=lenient, time_limit=60
-        )
+        table = profilers.profile(*tiny, target="scripted", samples=4, holdout=1, grid=8, rules=lenient, time_limit=60)
         assert len(table) == 5
         assert table.attrs["prepared"] == "shrunk"
     finally:
