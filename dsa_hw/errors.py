@@ -1,7 +1,7 @@
-"""Every error this project raises on purpose, in one small tree.
+"""Every error that this project raises on purpose.
 
-Each message says what was asked, what was found and what to do. The command line prints the message on one
-line and exits with the class's ``exit_code``.
+A message says what is wrong with which value, what is accepted and what to do. The command line prints it on one line
+and exits with ``exit_code`` of the class.
 """
 
 from __future__ import annotations
@@ -23,33 +23,37 @@ __all__ = [
 
 
 class DsaError(Exception):
-    """Root of the tree: something that the user can act on."""
+    """Base class of all errors of this project; the user can act on each of them."""
 
     exit_code = 2
 
 
 class ModelError(DsaError, ValueError):
-    """A model name that does not resolve, or an input that the model does not take."""
+    """An unknown model or data set, or example inputs that the model does not accept."""
 
 
 class TraceError(ModelError):
-    """``torch.export`` cannot trace the model."""
+    """A model that ``torch.export`` cannot trace, or that does not run on the example inputs."""
 
 
 class WidthError(DsaError, ValueError):
-    """Widths, kept channels or importances that do not fit the channel groups."""
+    """Widths, kept channels, masks or importances that do not match the channel groups."""
 
 
 class PlanError(DsaError, ValueError):
-    """A plan file that is damaged, or that belongs to another network."""
+    """A plan file that cannot be read or written, is damaged, or belongs to another network."""
 
 
 class BudgetError(DsaError, ValueError):
-    """A budget without a unit, with the wrong one, or out of range."""
+    """A budget without a unit, with a wrong unit, or out of range."""
 
 
 class InfeasibleBudgetError(BudgetError):
-    """No configuration keeps the budget; ``smallest`` is the least that can be kept, in the budget's unit."""
+    """No configuration of the network satisfies the budget.
+
+    Attributes:
+        smallest: The smallest value that can be reached, in the unit of the budget; None where it is not known.
+    """
 
     exit_code = 3
 
@@ -59,22 +63,22 @@ class InfeasibleBudgetError(BudgetError):
 
 
 class MissingDependencyError(DsaError, ImportError):
-    """A runtime, device or counter that is not here; the message says how to get it."""
+    """A package, runtime, device or counter that is not available here; the message says how to install it."""
 
 
 class MeasurementError(DsaError, RuntimeError):
-    """A measurement that cannot be trusted, or that could not be taken."""
+    """A measurement that failed or that is not reliable."""
 
     exit_code = 4
 
 
 class StoreError(DsaError):
-    """A profile store that is foreign, damaged or cannot be written."""
+    """A profile store that is damaged, belongs to another program or cannot be written."""
 
 
 class ProfileError(DsaError, ValueError):
-    """A table of measurements that a cost model cannot be fitted to."""
+    """A profile or an option of profiling that cannot be used."""
 
 
 class TrainingError(DsaError, RuntimeError):
-    """A loss that is not finite or explodes, or data that does not fit the network."""
+    """A loss that is not finite or diverges, or data that does not match the network."""

@@ -1,4 +1,4 @@
-"""Operations -> channel groups: walk the trace, join what must go together, and sort the pieces."""
+"""From traced operations to channel groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.channels.groups import ROOT, ChannelGroups, Frozen
@@ -18,12 +17,13 @@ from dsa_hw.channels.rules import run
 from dsa_hw.channels.sizes import Cut, Sizes, parts
 from dsa_hw.channels.trace import Trace, trace
 from dsa_hw.channels.walk import LARGEST_FREE_TENSOR, Pad, Value, Walk
+from dsa_hw.utils.arrays import Ints
 
 __all__ = ["analyse", "assemble"]
 
 
 def analyse(model: nn.Module, example_inputs: Any) -> tuple[Walk, ChannelGroups]:
-    """Trace, walk and assemble; nothing has been verified yet (``find_groups`` does)."""
+    """Trace a network and find its channel groups by the rules, without the verification of `find_groups`."""
     walk = _walk(trace(model, example_inputs))
     return walk, assemble(walk, model, {})
 
@@ -37,7 +37,7 @@ def _walk(traced: Trace) -> Walk:
             continue
         own = tensor.is_floating_point() and 1 < tensor.numel() <= LARGEST_FREE_TENSOR and graph_name in traced.tensors
         large = tensor.is_floating_point() and tensor.numel() > LARGEST_FREE_TENSOR and graph_name in traced.tensors
-        # An empty array of identities says: one of the model's tensors, identities on demand.
+        # An empty array marks a parameter or buffer whose identities are created on first use.
         ids = np.empty(0, np.int64) if own else fixed(tensor.ndim)
         walk.values[graph_name] = Value(
             ids,
@@ -67,7 +67,16 @@ def _walk(traced: Trace) -> Walk:
 
 
 def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> ChannelGroups:
-    """Components with the same uses form a group. ``more_frozen``: identity -> reason, found by verification."""
+    """Form channel groups: components of identities with equal uses form a group.
+
+    Args:
+        walk: A completed walk.
+        model: The network.
+        more_frozen: Identities that verification has frozen, with the reason.
+
+    Returns:
+        The channel groups.
+    """
     ledger = walk.ledger
     labels, count = ledger.components
     reasons: dict[int, str] = {}
@@ -80,7 +89,7 @@ def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> Ch
         if not _own_module(model, walk, pad):
             for label in np.unique(labels[pad.ids]).tolist():
                 reasons.setdefault(
-                    label, f"{pad.operation} pads channels inside a larger forward: put it into a module of its own"
+                    label, f"{pad.operation} pads channels inside a larger forward; put it into a module of its own"
                 )
 
     first_id = np.full(count, np.iinfo(np.int64).max)
@@ -95,13 +104,13 @@ def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> Ch
     names: list[str] = []
     sizes: list[int] = []
     frozen: list[Frozen] = []
-    unit = np.full(count + 1, -1, np.int64)  # label -> index among all units; the last entry serves FIXED
+    unit = np.full(count + 1, -1, np.int64)  # label -> index among all units; the last entry is for FIXED
     identities: list[Ids] = []
     total = 0
     for (use_number, _, reason), members in sets.items():
         name = _module_of(ledger.uses[use_number].owner) if use_number >= 0 else "(constant)"
         if not reason and len(members) == 1:
-            reason = "a single unit: all of its channels can only be removed together"
+            reason = "a single unit: its channels can only be removed together"
         if reason:
             frozen.append(Frozen(name, len(members), reason, _makers(ledger.uses, labels, members)))
             continue
@@ -124,7 +133,7 @@ def assemble(walk: Walk, model: nn.Module, more_frozen: Mapping[int, str]) -> Ch
 
 
 def _makers(uses: Sequence[Use], labels: Ids, members: Sequence[int]) -> tuple[str, ...]:
-    """The modules that make the channels with these labels."""
+    """Return the modules that create the channels with these labels."""
     wanted = np.zeros(int(labels.max()) + 1, bool)
     wanted[list(members)] = True
     found = (u for u in uses if u.role == "out" and wanted[labels[u.ids[u.ids >= 0]]].any())
@@ -132,7 +141,7 @@ def _makers(uses: Sequence[Use], labels: Ids, members: Sequence[int]) -> tuple[s
 
 
 def _merged(frozen: Sequence[Frozen]) -> tuple[Frozen, ...]:
-    """One entry per name and reason."""
+    """Merge entries with equal name and reason."""
     sets: dict[tuple[str, str], list[Frozen]] = {}
     for f in frozen:
         sets.setdefault((f.name, f.reason), []).append(f)
@@ -156,7 +165,7 @@ def _module_of(tensor: str) -> str:
 
 
 def _own_module(model: nn.Module, walk: Walk, pad: Pad) -> bool:
-    """Whether the padding's module holds nothing else than moves of one tensor, so that it can be replaced."""
+    """Return whether the module of the padding only moves one tensor, so that `shrink` can replace it."""
     try:
         module = model.get_submodule(pad.operation.module)
     except AttributeError:
@@ -168,7 +177,7 @@ def _own_module(model: nn.Module, walk: Walk, pad: Pad) -> bool:
 
 
 def _groups(
-    walk: Walk, model: nn.Module, labels: Ids, unit: Ids, names: Sequence[str], sizes: NDArray[np.int64], **more: Any
+    walk: Walk, model: nn.Module, labels: Ids, unit: Ids, names: Sequence[str], sizes: Ints, **more: Any
 ) -> ChannelGroups:
     shapes = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     counted = Sizes(walk, labels, unit, sizes, [], shapes, [name for name, _ in model.named_parameters()])

@@ -1,8 +1,8 @@
 """Sizes as functions of the keep ratios.
 
-Every size in a network (a dimension of a weight, the elements of an activation) is affine in the keep ratios,
-because each element belongs to at most one channel group. Work is a product of two such sizes. So FLOPs,
-parameters and bytes are sums of ``Term``: exact, and quadratic in alpha.
+Every size in a network (a dimension of a weight, the elements of an activation) is affine in the keep ratios alpha,
+because each element belongs to at most one channel group. FLOPs are products of two such sizes. FLOPs, parameters and
+bytes are therefore exact sums of ``Term``, quadratic in alpha.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["Count", "Operation", "Term"]
 
@@ -20,10 +21,10 @@ class Count:
     """An affine form ``constant + coefficients @ alpha``; ``coefficients`` has shape (K,)."""
 
     constant: float
-    coefficients: NDArray[np.float64]
+    coefficients: Floats
 
-    def __call__(self, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Value at keep ratios ``alpha`` (..., K), shape (...)."""
+    def __call__(self, alpha: Floats) -> Floats:
+        """Return the value at keep ratios ``alpha``; shapes (..., K) -> (...)."""
         return self.constant + np.asarray(alpha, np.float64) @ self.coefficients
 
     @property
@@ -34,13 +35,13 @@ class Count:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """``scale * product(factors)`` with at most two factors: a monomial of a quadratic cost."""
+    """The product of ``scale`` and at most two ``factors``: a term of a quadratic cost."""
 
     scale: float
     factors: tuple[Count, ...]
 
-    def __call__(self, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Value at keep ratios ``alpha`` (..., K), shape (...)."""
+    def __call__(self, alpha: Floats) -> Floats:
+        """Return the value at keep ratios ``alpha``; shapes (..., K) -> (...)."""
         value = np.full(np.shape(alpha)[:-1], self.scale, np.float64)
         for factor in self.factors:
             value = value * factor(alpha)
@@ -49,12 +50,19 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One node of the traced network with its sizes as functions of the keep ratios.
+    """One operation of the traced network, with its sizes as functions of the keep ratios.
 
-    ``kind`` is the ATen name without namespace and overload ("conv2d", "linear", "batch_norm", "add", ...).
-    ``flops`` follows ``torch.utils.flop_counter`` (2 per multiply-add) and is empty where that counts nothing.
-    ``weights`` are the parameter elements it reads, ``inputs`` and ``output`` the activation elements it reads
-    and writes. ``view`` says that it moves no data (reshape, transpose, slice, ...).
+    Attributes:
+        name: Unique name in the trace.
+        kind: ATen name without namespace and overload ("conv2d", "linear", "batch_norm", "add", ...).
+        module: Name of the module that calls it.
+        flops: FLOPs as in ``torch.utils.flop_counter`` (2 per multiply-add); empty where that counts none.
+        weights: Elements of each parameter or buffer that it reads.
+        inputs: Elements of each activation that it reads.
+        output: Elements that it writes.
+        view: Whether it moves no data (reshape, transpose, slice, ...).
+        depthwise: Whether it is a depthwise convolution.
+        itemsize: Bytes per element of its output.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""Channel identities: which removable thing sits where in a tensor.
+"""Channel identities: which elements of a tensor are removed together.
 
-Every tensor of the traced network carries an integer array of its own rank, in which an axis is either full length or
-1 (the same everywhere along it). Broadcast to the tensor's shape it says for each element which identity the element
-belongs to; ``FIXED`` (-1) marks what can never be removed. Moving data is then the same move on the integers, and
-whatever forces channels to be removed together is an edge between identities. At the end, the connected components
-are the units that can be removed.
+Every tensor of the traced network has an integer array of the same rank, in which an axis has full length, or length 1
+where the identity does not change along it. Broadcast to the shape of the tensor, it gives the identity of each
+element; ``FIXED`` (-1) marks elements that are never removed. An operation that moves data makes the same move on the
+integers. An operation that forces channels to be removed together adds an edge between identities. The connected
+components are the units that can be removed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from dsa_hw.utils.arrays import Ints
+
 __all__ = ["FIXED", "Ids", "Ledger", "Use", "compress", "fixed", "reshape", "varying"]
 
-Ids = NDArray[np.int64]
+Ids = Ints
 FIXED = -1
 
 
 def fixed(rank: int) -> Ids:
-    """Identities of a tensor that has none."""
+    """Return the identities of a tensor without removable elements."""
     return np.full((1,) * rank, FIXED, np.int64)
 
 
 def varying(ids: Ids) -> tuple[int, ...]:
-    """Axes along which the identity changes."""
+    """Return the axes along which the identity may change."""
     return tuple(axis for axis, size in enumerate(ids.shape) if size > 1)
 
 
@@ -45,10 +46,18 @@ def compress(ids: Ids) -> Ids:
 
 
 def reshape(ids: Ids, old: Sequence[int], new: Sequence[int]) -> Ids:
-    """The identities after ``tensor.reshape(new)``, expanding only the axes that are really mixed.
+    """Return the identities after ``tensor.reshape(new)``, expanding only the axes that are merged or split.
 
-    Both shapes are cut into the shortest runs of axes with equal products. A run in which nothing varies stays
-    short; the others are expanded and reshaped.
+    Both shapes are divided into the shortest runs of axes with equal products. A run along which no identity changes
+    keeps length 1; the others are expanded and reshaped.
+
+    Args:
+        ids: The identities before.
+        old: Shape of the tensor before.
+        new: Shape of the tensor after.
+
+    Returns:
+        The identities after, with constant axes of length 1.
     """
     source: list[int] = []
     target: list[int] = []
@@ -82,11 +91,11 @@ def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One place where identities are counted or cut: a dimension of a tensor, or an activation.
+    """One place where identities are counted or removed: a dimension of a tensor, or an activation.
 
-    ``role``: "out" (made here), "in" (summed over here), "per" (one value per channel), "norm" (one value per channel,
-    and statistics over all of them), "free" (a tensor used as it is; ``dim`` is None and ``ids`` has its shape), "pad"
-    (zeros put in here), "activation" (elements of an operation's output).
+    ``role``: "out" (created here), "in" (summed over here), "per" (one value per channel), "norm" (one value per
+    channel, and statistics over all of them), "free" (a tensor used element by element; ``dim`` is None and ``ids`` has
+    its shape), "pad" (zeros inserted here), "activation" (elements of the output of an operation).
     """
 
     owner: str
@@ -95,12 +104,12 @@ class Use:
     role: str
     operation: str = ""
     weight: int = 1
-    """Elements of the owner that each entry of ``ids`` stands for."""
+    """Number of elements of the owner for each entry of ``ids``."""
 
 
 @dataclass
 class Ledger:
-    """All that was found while walking the network: identities, edges, uses and what is frozen."""
+    """What a walk over the network records: identities, edges, uses and frozen identities."""
 
     size: int = 0
     uses: list[Use] = field(default_factory=list)
@@ -110,18 +119,18 @@ class Ledger:
     _slots: dict[tuple[str, int | None], Ids] = field(default_factory=dict)
 
     def fresh(self, count: int) -> Ids:
-        """``count`` new identities."""
+        """Create ``count`` identities."""
         start, self.size = self.size, self.size + count
         return np.arange(start, self.size, dtype=np.int64)
 
     def freeze(self, ids: Ids, reason: str) -> None:
-        """These can never be removed."""
+        """Record that these identities are never removed."""
         ids = ids[ids >= 0]
         if ids.size:
             self.frozen.append((np.unique(ids), reason))
 
     def join(self, a: Ids, b: Ids, reason: str) -> None:
-        """Remove ``a[i]`` and ``b[i]`` only together; an identity that meets FIXED is frozen for ``reason``."""
+        """Remove ``a[i]`` and ``b[i]`` only together; freeze an identity that is joined with FIXED."""
         a, b = np.broadcast_arrays(a, b)
         both = (a >= 0) & (b >= 0) & (a != b)
         if both.any():
@@ -130,7 +139,7 @@ class Ledger:
         self.freeze(b[(a < 0)], reason)
 
     def join_along(self, ids: Ids, axes: Sequence[int], reason: str) -> Ids:
-        """Join everything along ``axes``; returns the identities with those axes of length 1."""
+        """Join all identities along ``axes``; return the identities with these axes of length 1."""
         axes = [axis for axis in axes if ids.shape[axis] > 1]
         if not axes:
             return ids
@@ -141,14 +150,14 @@ class Ledger:
         return first
 
     def slot(self, owner: str, dim: int | None, ids: Ids, role: str, operation: str) -> None:
-        """Record that dimension ``dim`` of tensor ``owner`` is indexed by ``ids`` (again: join with the first time)."""
+        """Record that ``ids`` index dimension ``dim`` of tensor ``owner``; join them with those of earlier uses."""
         known = self._slots.setdefault((owner, dim), ids)
         if known is not ids:
             self.join(known, ids, f"{owner} is shared with channels that cannot be removed")
         self.uses.append(Use(owner, dim, ids, role, operation))
 
     def made(self, owner: str, dim: int, count: int, role: str, operation: str) -> Ids:
-        """Identities of dimension ``dim`` of tensor ``owner``: new the first time, the same ones afterwards."""
+        """Return the identities of dimension ``dim`` of tensor ``owner``, created on first use."""
         ids = self._slots.get((owner, dim))
         if ids is None:
             ids = self._slots[(owner, dim)] = self.fresh(count)
@@ -156,7 +165,7 @@ class Ledger:
         return ids
 
     def free(self, owner: str, shape: Sequence[int], operation: str) -> Ids:
-        """A tensor used as it is: an identity for each of its elements."""
+        """Return one identity per element of a tensor that is used element by element, created on first use."""
         ids = self._slots.get((owner, None))
         if ids is None:
             ids = self._slots[(owner, None)] = self.fresh(prod(shape)).reshape(tuple(shape))
@@ -164,15 +173,16 @@ class Ledger:
         return ids
 
     def box(self, ids: Ids, reason: str) -> None:
-        """What is left of this array must stay a box: rows and columns go, single entries never."""
+        """Require that only whole rows and columns of this array are removed, never single entries."""
         self.boxes.append((ids, reason))
 
     @cached_property
     def components(self) -> tuple[Ids, int]:
-        """(label of every identity, number of labels) after making every box a box; asked for once the walk is done.
+        """Label of every identity and number of labels, with the requirements of `box` enforced.
 
-        In the order of the operations, since a box that was mended decides how the next one looks: a channel shuffle
-        is a view to (g, C / g) and its transpose, and only the first says which axis shrinks.
+        Use it after the walk. Boxes are processed in the order of the operations, because enforcing one affects the
+        next: a channel shuffle is a view to (g, C / g) and its transpose, and only the first determines which axis
+        shrinks.
         """
         labels, count = _connect(self.size, self._edges)
         changed = True
@@ -184,7 +194,7 @@ class Ledger:
                 if len(axes) < 2:
                     continue
                 # The axis that shrinks is the last one that still varies: C // g in a view to (g, C // g), and the
-                # number of heads once the channels inside each head are joined by the attention itself.
+                # number of heads where attention has joined the channels within each head.
                 start = len(self._edges)
                 self.join_along(ids, [a for a in range(ids.ndim) if a != axes[-1]], reason)
                 merged, left = _connect(count, [(labels[a], labels[b]) for a, b in self._edges[start:]])
@@ -194,7 +204,7 @@ class Ledger:
 
 
 def _connect(size: int, edges: Sequence[tuple[Ids, Ids]]) -> tuple[Ids, int]:
-    """(label of each of ``size`` nodes, number of connected components)."""
+    """Return the label of each of ``size`` nodes and the number of connected components."""
     if not edges:
         return np.arange(size, dtype=np.int64), size
     rows = np.concatenate([a for a, _ in edges])

@@ -1,7 +1,7 @@
-"""Which channels to keep: importance scores per unit, and the best ones.
+"""Importance of units, and the selection of the most important ones.
 
-A unit has several members (a residual group has every convolution that writes into the sum). Each member's scores are
-divided by their mean before they are averaged, so that a layer with large weights does not dominate the others.
+Several layers may create the channels of a group (every convolution that writes into a residual sum). The scores of
+each layer are divided by their mean before they are averaged, so that a layer with large weights does not dominate.
 """
 
 from __future__ import annotations
@@ -13,21 +13,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.errors import WidthError
+from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.text import unknown_name
 
 __all__ = ["IMPORTANCES", "Importance", "register_importance", "scores", "select_channels"]
 
-Scores = list[NDArray[np.float64]]
+Scores = list[Floats]
 Importance = Callable[[nn.Module, ChannelGroups], Sequence[Any]]
 IMPORTANCES: dict[str, Importance] = {}
 
 
 def register_importance(name: str) -> Callable[[Importance], Importance]:
-    """Register a way to score units: ``function(model, groups)`` returns K arrays of shape (C_k,)."""
+    """Register an importance by name (decorator).
+
+    The function takes (model, groups) and returns K arrays of shape (C_k,): a score for each unit of each group, finite
+    and not negative.
+
+    Example:
+        >>> import numpy as np
+        >>> from dsa_hw.channels import register_importance
+        >>> from dsa_hw.channels.importance import IMPORTANCES
+        >>> @register_importance("last")
+        ... def last(model, groups):
+        ...     return [np.arange(size) for size in groups.sizes]
+        >>> IMPORTANCES.pop("last") is last  # remove it again
+        True
+    """
 
     def register(function: Importance) -> Importance:
         IMPORTANCES[name] = function
@@ -37,26 +52,36 @@ def register_importance(name: str) -> Callable[[Importance], Importance]:
 
 
 def scores(model: nn.Module, groups: ChannelGroups, importance: str | Importance = "gamma") -> Scores:
-    """Checked importance of every unit: K arrays of shape (C_k,), finite and not negative."""
+    """Compute and check the importance of every unit.
+
+    Args:
+        model: The network.
+        groups: Its channel groups.
+        importance: A registered name or a function of (model, groups).
+
+    Returns:
+        K arrays of shape (C_k,), finite and not negative.
+
+    Raises:
+        WidthError: The name is unknown, or the scores do not match the groups.
+    """
     if isinstance(importance, str):
         if importance not in IMPORTANCES:
-            raise WidthError(
-                f"importance {importance!r} is unknown: choose from {', '.join(sorted(IMPORTANCES))} or give a function"
-            )
+            raise WidthError(unknown_name("importance", importance, IMPORTANCES))
         function = IMPORTANCES[importance]
     else:
         function = importance
     result = []
     given = list(function(model, groups))
     if len(given) != len(groups):
-        raise WidthError(f"importance for {len(given)} groups, but there are {len(groups)} channel groups")
+        raise WidthError(f"The importance must have one array per channel group ({len(groups)}); got {len(given)}.")
     for name, size, values in zip(groups.names, groups.sizes, given, strict=True):
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, np.float64)
         if array.shape != (size,):
-            raise WidthError(f"importance of group {name!r} has shape {array.shape}: it must be ({size},)")
+            raise WidthError(f"The importance of group {name!r} must have shape ({size},); got {array.shape}.")
         if not np.isfinite(array).all() or (array < 0).any():
             raise WidthError(
-                f"importance of group {name!r} has NaN, infinite or negative values: check the weights for NaN"
+                f"The importance of group {name!r} must be finite and not negative. Check the weights for NaN."
             )
         result.append(array)
     return result
@@ -65,21 +90,46 @@ def scores(model: nn.Module, groups: ChannelGroups, importance: str | Importance
 def select_channels(
     model: nn.Module,
     groups: ChannelGroups,
-    widths: Sequence[int] | NDArray[Any] | Mapping[str, int] | pd.Series,
+    widths: Sequence[int] | np.ndarray[Any, Any] | Mapping[str, int] | pd.Series,
     importance: str | Importance = "gamma",
-) -> list[NDArray[np.int64]]:
-    """The ``widths[k]`` most important units of each group: K sorted arrays of indices (ties: the lower index)."""
+) -> list[Ints]:
+    """Select the most important units of each group.
+
+    Args:
+        model: The network.
+        groups: Its channel groups.
+        widths: How many units of each group to keep: K integers, or a mapping from names of groups to integers (all
+            units of the groups that it does not name).
+        importance: ``gamma`` (scales of batch norms; L1 norms for groups without), ``l1``, ``l2`` (norms of the weights
+            that create the channel), a name registered with `register_importance`, or a function of (model, groups).
+
+    Returns:
+        K sorted arrays of indices. Of units with equal importance, those with lower indices are kept.
+
+    Raises:
+        WidthError: Widths or importances do not match the groups.
+
+    Example:
+        >>> import torch
+        >>> from dsa_hw import find_groups, select_channels
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 1, bias=False), torch.nn.Conv2d(4, 2, 1))
+        >>> with torch.no_grad():
+        ...     _ = model[0].weight.copy_(torch.tensor([3.0, -1.0, 2.0, 5.0]).view(4, 1, 1, 1))
+        >>> groups = find_groups(model, torch.randn(1, 1, 4, 4))
+        >>> select_channels(model, groups, [2])
+        [array([0, 3])]
+    """
     return [
         np.sort(np.argsort(-score, kind="stable")[:width])
         for score, width in zip(scores(model, groups, importance), groups.check_widths(widths), strict=True)
     ]
 
 
-_Member = tuple[NDArray[np.int64], NDArray[np.float64]]
+_Member = tuple[Ints, Floats]
 
 
 def _combined(groups: ChannelGroups, members: list[_Member]) -> Scores:
-    """Average over members of scores normalised to mean 1. Each member: (unit of each entry, score of each entry)."""
+    """Average the scores of the members, each normalised to mean 1; a member is (units, scores) of its entries."""
     total = int(groups.offsets[-1])
     score = np.zeros(total)
     counts = np.zeros(total)
@@ -98,7 +148,7 @@ def _combined(groups: ChannelGroups, members: list[_Member]) -> Scores:
 
 
 def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[_Member]:
-    """For each weight that makes channels: the L1 or L2 norm of what makes each of them."""
+    """Return for each weight that creates channels the norm of order 1 or 2 of each channel."""
     parameters = dict(model.named_parameters())
     result = []
     for cut in groups.cuts:
@@ -110,20 +160,20 @@ def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[_Mem
 
 @register_importance("l1")
 def _l1(model: nn.Module, groups: ChannelGroups) -> Scores:
-    """L1 norm of the weights that make the channel."""
+    """Score by the L1 norm of the weights that create the channel."""
     return _combined(groups, _producers(model, groups, 1))
 
 
 @register_importance("l2")
 def _l2(model: nn.Module, groups: ChannelGroups) -> Scores:
-    """L2 norm of the weights that make the channel."""
+    """Score by the L2 norm of the weights that create the channel."""
     return _combined(groups, _producers(model, groups, 2))
 
 
 @register_importance("auto")
 @register_importance("gamma")
 def _gamma(model: nn.Module, groups: ChannelGroups) -> Scores:
-    """|gamma| of the batch norms on the group's channels (the paper); L1 of weights for groups without any."""
+    """Score by |gamma| of the batch norms of the group, as in the DSA paper; by L1 for groups without any."""
     parameters = dict(model.named_parameters())
     kinds = {operation.name: operation.kind for operation in groups.operations}
     makers = {frozenset(cut.units.tolist()) for cut in groups.cuts if cut.role == "out"}

@@ -1,13 +1,12 @@
-"""Masks without surgery: the network as if channels were gone, or fading.
+"""Masks: the outputs of a network without some of its channels, without removing them.
 
-A channel is felt only where something sums over it. So the mask goes on the *inputs* of the operations that consume
-the group (columns of the next weights), which is after batch norm, activation, residual sums and pooling, whatever
-they are, and exact for every one of them; scaling weights is also cheaper than scaling activations. Layer and group
-norm take their statistics over the kept channels, with the mask as weights.
+A channel has an effect only where an operation sums over it. Therefore the mask multiplies the columns of the weights
+that read the group. That is after batch norm, activation, residual sums and pooling, and exact for all of them; scaling
+weights is also cheaper than scaling activations. Layer norm and group norm compute their statistics over the kept
+channels, with the mask as weights.
 
-The masked weights shadow the parameters as plain instance attributes while the context is open: ``state_dict``,
-optimisers and parameter order never notice, gradients flow to the parameters and to the mask, and on leaving nothing
-remains.
+Inside the context, instance attributes with the masked weights hide the parameters. ``state_dict``, optimisers and the
+order of parameters do not change, and gradients reach the parameters and the mask.
 """
 
 from __future__ import annotations
@@ -30,10 +29,30 @@ __all__ = ["masked"]
 
 @contextlib.contextmanager
 def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iterator[nn.Module]:
-    """Run ``model`` with channels masked.
+    """Mask channels of ``model`` inside a ``with`` block.
 
-    ``kept``: for each group the indices of its kept units (integers), or a mask over its units, a floating-point
-    tensor of shape (C_k,), which may require gradients.
+    Args:
+        model: The network; masked in place, restored at the end of the block.
+        groups: Its channel groups.
+        kept: For each group the indices of the units to keep, or a mask: a floating-point tensor of shape (C_k,), which
+            may require gradients.
+
+    Yields:
+        ``model``.
+
+    Raises:
+        WidthError: ``kept`` does not match ``groups``.
+
+    Example:
+        >>> import torch
+        >>> from dsa_hw import find_groups, masked, shrink
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval()
+        >>> image = torch.randn(1, 3, 16, 16)
+        >>> groups = find_groups(model, image)
+        >>> with masked(model, groups, [[0, 2, 5]]):
+        ...     expected = model(image)
+        >>> torch.allclose(shrink(model, groups, [[0, 2, 5]])(image), expected, atol=1e-5)
+        True
     """
     flat = _flat_mask(model, groups, kept)
     parameters = dict(model.named_parameters())
@@ -57,7 +76,7 @@ def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iter
             shadows[id(parameter)] = shadows.get(id(parameter), parameter) * line.view(shape).to(parameter.dtype)
     placed = [(module, leaf, shadows[key]) for key in shadows for module, leaf in holders[key]]
     for module, leaf, shadow in placed:
-        module.__dict__[leaf] = shadow  # found before nn.Module.__getattr__ looks among the parameters
+        module.__dict__[leaf] = shadow  # attribute look-up finds it before the parameter
     try:
         with _KeptStatistics(norms) if norms else contextlib.nullcontext():
             yield model
@@ -67,12 +86,12 @@ def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iter
 
 
 def _flat_mask(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Tensor:
-    """Masks of all units end to end and a last 1 for what always stays."""
+    """Concatenate the masks of all groups, with a final 1 for what is never removed."""
     parameter = next(iter(model.parameters()), torch.empty(0))
     if len(kept) == len(groups) and len(groups) and all(isinstance(k, Tensor) and k.is_floating_point() for k in kept):
         for name, size, mask in zip(groups.names, groups.sizes, kept, strict=True):
             if mask.shape != (size,):
-                raise WidthError(f"the mask of group {name!r} has shape {tuple(mask.shape)}: it must be ({size},)")
+                raise WidthError(f"The mask of group {name!r} must have shape ({size},); got {tuple(mask.shape)}.")
         return torch.cat([*[mask.to(parameter.device) for mask in kept], kept[0].new_ones(1).to(parameter.device)])
     units = [np.asarray(k.cpu() if isinstance(k, Tensor) else k) for k in kept]
     return torch.from_numpy(groups.flat_mask(units)).to(parameter.device, parameter.dtype)
@@ -118,7 +137,7 @@ class _KeptStatistics(TorchFunctionMode):
 
 
 def _standardise(x: Tensor, mask: Tensor, eps: float, *, centre: bool) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over the last axis with weights ``mask``."""
+    """Compute (x - mean) / sqrt(var + eps) over the last axis, weighted by ``mask``."""
     weight = mask / mask.sum(-1, keepdim=True)
     if centre:
         x = x - (weight * x).sum(-1, keepdim=True)

@@ -1,16 +1,15 @@
-"""plan.json: which units of each channel group are kept. With the plain constructor and a state_dict it is the pruned
-network.
+"""``plan.json``: which units of each channel group are kept.
 
-    plan = Plan.of(groups, kept)
-    plan.save("plan.json")
+A plan, the constructor of the network and a state_dict restore the pruned network:
+
+    Plan.of(groups, kept).save("plan.json")
     torch.save(small.state_dict(), "small.pt")
     ...
     small = apply_plan(resnet18(), "plan.json")
     small.load_state_dict(torch.load("small.pt", weights_only=True))
 
-The file is JSON with a checksum over its own content, so a truncated or edited one is refused; nothing is ever
-unpickled. It also holds the names and shapes that the network had, so a plan that does not fit says where the two
-differ.
+The file is JSON with a checksum over its content, so that a truncated or edited file is rejected; nothing is unpickled.
+It also contains the names and shapes of the tensors of the network, so that an error can say where a network differs.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.channels.discovery import find_groups
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.surgery import first_difference, shrink
 from dsa_hw.errors import PlanError
+from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.text import first_line
 
 __all__ = ["Plan", "apply_plan"]
 
@@ -42,70 +42,90 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """Kept units per group, and what they were found in."""
+    """Kept units of each channel group, and the network that they belong to.
+
+    Example:
+        >>> import torch
+        >>> from dsa_hw import Plan, find_groups
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+        >>> groups = find_groups(model, torch.randn(1, 3, 16, 16))
+        >>> Plan.of(groups, [[0, 2, 5]]).widths
+        {'0': 3}
+    """
 
     names: tuple[str, ...]
-    """The K channel groups."""
+    """Names of the K channel groups."""
     sizes: tuple[int, ...]
-    """C_k: units of each group before pruning."""
+    """Units of each group before pruning."""
     kept: tuple[tuple[int, ...], ...]
     """Kept units of each group, sorted."""
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
-    """Parameters and buffers of the network before pruning."""
+    """Shapes of all parameters and buffers before pruning."""
     inputs: tuple[tuple[int, ...], ...]
     """Shapes of the example inputs."""
     certificate: Mapping[str, Any] | None = None
-    """What was asked and measured (``dsa_hw.allocate`` writes it)."""
+    """The certificate that `dsa_hw.allocate` adds: budgets, predictions and measurements."""
 
     @classmethod
     def of(
-        cls, groups: ChannelGroups, kept: Sequence[NDArray[np.int64]], certificate: Mapping[str, Any] | None = None
+        cls, groups: ChannelGroups, kept: Sequence[Ints | Sequence[int]], certificate: Mapping[str, Any] | None = None
     ) -> Plan:
-        """The plan that keeps these units of these groups."""
+        """Make a plan from channel groups.
+
+        Args:
+            groups: The channel groups of the unpruned network.
+            kept: For each group the indices of the units to keep.
+            certificate: What `dsa_hw.allocate` asked for and measured, as JSON data.
+
+        Returns:
+            The plan.
+
+        Raises:
+            WidthError: ``kept`` does not match ``groups``.
+        """
         units = tuple(tuple(int(i) for i in u) for u in groups.check_kept(kept))
         sizes = tuple(int(n) for n in groups.sizes)
         return cls(groups.names, sizes, units, dict(groups.shapes), groups.inputs, certificate)
 
     @property
     def widths(self) -> dict[str, int]:
-        """Group name -> number of kept units."""
+        """Number of kept units by name of the group."""
         return {name: len(units) for name, units in zip(self.names, self.kept, strict=True)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file whole or not at all."""
+        """Write the plan to a file; if that fails (`PlanError`), an existing file stays as it was."""
         content = asdict(self)
         document = {"format": _FORMAT, "version": _VERSION, "sha256": _checksum(content), **content}
-        target = pathlib.Path(path)
-        try:
-            with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=target.name, delete=False) as file:
-                json.dump(document, file, indent=1)
-            os.replace(file.name, target)
-        except OSError as error:
-            raise PlanError(f"cannot write {target}: {error.strerror or error}") from error
+        write_text(path, json.dumps(document, indent=1), PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan; a file that is not one, is cut off or was edited is refused."""
+        """Read a plan from a file.
+
+        Raises:
+            PlanError: The file cannot be read, is not a plan, is truncated, or was edited.
+        """
         try:
-            text = pathlib.Path(path).read_text()
+            text = pathlib.Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"cannot read the plan {path}: {error}") from error
+            raise PlanError(f"Cannot read plan {path}: {first_line(error)}.") from error
         try:
             document = json.loads(text)
         except json.JSONDecodeError as error:
             raise PlanError(
-                f"{path} is not a whole plan: the JSON breaks off at line {error.lineno}. Save it again"
+                f"{path} is truncated or damaged: invalid JSON at line {error.lineno}. Save the plan again."
             ) from error
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise PlanError(f"{path} is not a plan of dsa_hw: a plan is written by Plan.save")
+            raise PlanError(f"{path} is not a plan. Use a file that Plan.save wrote.")
         if document.get("version") != _VERSION:
             version = document.get("version")
             raise PlanError(
-                f"{path} has plan version {version}, this dsa_hw reads {_VERSION}: use the one that wrote it"
+                f"{path} has format version {version}; this version of dsa_hw reads version {_VERSION}. "
+                "Use the version of dsa_hw that wrote it."
             )
         content = {key: value for key, value in document.items() if key not in ("format", "version", "sha256")}
         if set(content) != set(cls.__dataclass_fields__) or _checksum(content) != document.get("sha256"):
-            raise PlanError(f"{path} was changed after it was saved (its checksum does not fit): save the plan again")
+            raise PlanError(f"{path} was changed after it was saved: the checksum does not match. Save the plan again.")
         return cls(
             names=tuple(content["names"]),
             sizes=tuple(content["sizes"]),
@@ -117,15 +137,33 @@ class Plan:
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | os.PathLike[str], example_inputs: Any = None) -> nn.Module:
-    """The pruned network: ``model`` (a plain, unpruned one) without the units that the plan does not keep.
+    """Remove from an unpruned network the units that a plan does not keep.
 
-    ``example_inputs`` is needed only where the network does not take floating-point tensors.
+    Args:
+        model: The unpruned network; it is not changed.
+        plan: A plan, or the path of its file.
+        example_inputs: As for `find_groups`. Needed only where the network takes something other than floating-point
+            tensors by position.
+
+    Returns:
+        The pruned network, with the remaining weights of ``model``.
+
+    Raises:
+        PlanError: The file cannot be read, or the plan belongs to another network.
+
+    Example:
+        >>> import torch
+        >>> from dsa_hw import Plan, apply_plan, find_groups
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+        >>> plan = Plan.of(find_groups(model, torch.randn(1, 3, 16, 16)), [[0, 2, 5]])
+        >>> apply_plan(model, plan)[0]
+        Conv2d(3, 3, kernel_size=(3, 3), stride=(1, 1))
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     if found := first_difference(model, plan.shapes):
         raise PlanError(
-            f"the plan belongs to another network: {found} in the plan. "
-            "Build the model with the constructor and arguments that the plan was made for"
+            f"The plan belongs to another network: {found} in the plan. "
+            "Build the network with the constructor and the arguments that the plan was made for."
         )
     if example_inputs is None:
         parameter = next(iter(model.parameters()), torch.empty(0))
@@ -138,9 +176,9 @@ def apply_plan(model: nn.Module, plan: Plan | str | os.PathLike[str], example_in
         there = dict(zip(plan.names, plan.sizes, strict=True))
         name = next(n for n in [*there, *here] if here.get(n) != there.get(n))
         raise PlanError(
-            f"the plan does not fit: group {name!r} has {here.get(name, 'no')} units in the model and "
-            f"{there.get(name, 'no')} in the plan. Build the model as it was, or use the versions of dsa_hw and torch "
-            "that the plan was made with"
+            f"The plan does not match the network: group {name!r} has {here.get(name, 'no')} units in the network and "
+            f"{there.get(name, 'no')} in the plan. Build the network as it was, or use the versions of dsa_hw and "
+            "torch that the plan was made with."
         )
     return shrink(model, groups, [np.asarray(units) for units in plan.kept])
 

@@ -1,6 +1,6 @@
-"""Sizes of everything in a network as functions of the keep ratios: from identities to ``Count`` and ``Term``.
+"""From identities to sizes as functions of the keep ratios (``Count`` and ``Term``).
 
-Made when first asked for: finding and verifying groups needs none of it.
+Computed on first access, because finding and verifying groups does not need them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dsa_hw.channels.counts import Count, Operation, Term
 from dsa_hw.channels.identities import Ids
 from dsa_hw.channels.trace import TracedOperation
 from dsa_hw.channels.walk import Value, Walk
+from dsa_hw.utils.arrays import Ints
 
 __all__ = ["Cut", "Sizes", "parts"]
 
@@ -34,8 +34,8 @@ _VIEWS = frozenset({
 class Cut:
     """A dimension of a tensor and the removable unit at each of its positions.
 
-    ``units`` indexes all units of all groups laid end to end; the number of units itself marks what always stays.
-    ``dim`` is None for a tensor used as it is: then ``units`` has the tensor's shape.
+    ``units`` indexes the units of all groups, concatenated; the number of units marks what is never removed. ``dim`` is
+    None for a tensor that is used element by element; ``units`` then has the shape of the tensor.
     """
 
     tensor: str
@@ -47,27 +47,27 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """Counts over the units of one set of groups."""
+    """Sizes of tensors, operations and memory of one network with channel groups."""
 
     walk: Walk
     labels: Ids
     """Identity -> label of its component."""
     unit_of_label: Ids
-    """Label -> unit, or the number of units for what always stays; the last entry serves FIXED."""
-    sizes: NDArray[np.int64]
-    """Units of each group."""
+    """Label -> unit, or the number of units for what is never removed; the last entry is for FIXED."""
+    sizes: Ints
+    """Number of units of each group."""
     cuts: Sequence[Cut]
     shapes: Mapping[str, tuple[int, ...]]
     parameter_names: Sequence[str]
 
     def units(self, ids: Ids) -> Ids:
-        """The unit of each identity, in the shape of ``ids``."""
+        """Return the unit of each identity, in the shape of ``ids``."""
         if not self.labels.size:
             return np.full(ids.shape, int(self.sizes.sum()))
         return self.unit_of_label[np.where(ids >= 0, self.labels[np.maximum(ids, 0)], -1)]
 
     def count(self, ids: Ids, weight: float = 1.0) -> Count:
-        """How many entries of ``ids`` are there, times ``weight``."""
+        """Return the number of kept entries of ``ids``, times ``weight``."""
         return self._count(self.units(ids), weight)
 
     def _count(self, units: Ids, weight: float = 1.0) -> Count:
@@ -76,11 +76,11 @@ class Sizes:
         return Count(weight * (units.size - inside.size), weight * coefficients)
 
     @cached_property
-    def _group_of_unit(self) -> NDArray[np.int64]:
+    def _group_of_unit(self) -> Ints:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     def elements(self, value: Value) -> Count:
-        """Elements of an activation."""
+        """Return the number of elements of an activation."""
         if value.name is not None and not value.ids.size:
             return Count(float(prod(value.shape)), np.zeros(len(self.sizes)))
         return self.count(value.ids, prod(value.shape) / max(value.ids.size, 1))
@@ -93,9 +93,9 @@ class Sizes:
         return result
 
     def tensor(self, name: str) -> Term:
-        """Elements of a parameter or buffer."""
+        """Return the number of elements of a parameter or buffer."""
         factors = self._dimensions.get(name, {})
-        if None in factors:  # used as it is: counted element by element
+        if None in factors:  # counted element by element
             return Term(1.0, (factors[None],))
         rest = prod(n for d, n in enumerate(self.shapes[name]) if d not in factors)
         return Term(float(rest), tuple(factors.values()))
@@ -141,10 +141,10 @@ class Sizes:
 
     @cached_property
     def liveness(self) -> tuple[tuple[tuple[int, ...], ...], tuple[Term, ...]]:
-        """(for each operation the indices of what is alive while it runs, bytes of each such tensor).
+        """Indices of the activations that are alive during each operation, and the bytes of each activation.
 
-        Each activation is freed right after its last use; a view keeps the tensor alive that it looks into. The model's
-        own tensors are not activations.
+        An activation is freed after its last use; a view keeps the tensor alive that it refers to. Parameters and
+        buffers are not activations.
         """
         walk = self.walk
         operations = walk.trace.operations
@@ -162,10 +162,8 @@ class Sizes:
             for index in sources:
                 last[index] = step
             if _is_view(operation) or _in_place(operation):
-                looked_into = (
-                    operation.node.all_input_nodes[:1] if _in_place(operation) else operation.node.all_input_nodes
-                )
-                owner[operation.name] = tuple(dict.fromkeys(i for n in looked_into for i in owner.get(n.name, ())))
+                viewed = operation.node.all_input_nodes[:1] if _in_place(operation) else operation.node.all_input_nodes
+                owner[operation.name] = tuple(dict.fromkeys(i for n in viewed for i in owner.get(n.name, ())))
                 continue
             made = []
             for value in parts(walk.values[operation.name]):
@@ -185,12 +183,12 @@ class Sizes:
 
 
 def parts(value: Any) -> tuple[Value, ...]:
-    """The tensors of an operation with one output or several."""
+    """Return the tensors of an operation with one or several outputs."""
     return tuple(v for v in value if v is not None) if isinstance(value, tuple) else (value,)
 
 
 def _is_view(operation: TracedOperation) -> bool:
-    """Whether the output looks into the input's memory; ``reshape`` and ``contiguous`` do if the strides allow it."""
+    """Return whether the output shares the memory of the input; for ``reshape`` this depends on the strides."""
     if operation.kind in _VIEWS:
         return True
     if operation.kind not in ("reshape", "flatten", "contiguous", "to", "reshape_as"):

@@ -1,4 +1,4 @@
-"""Real surgery: (model, kept units) -> a really smaller, ordinary nn.Module."""
+"""Removal of channels: a smaller, ordinary ``nn.Module`` from a network and its kept units."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.importance import Importance, select_channels
 from dsa_hw.channels.walk import Pad
 from dsa_hw.errors import WidthError
+from dsa_hw.utils.arrays import Bools, Ints
 
 __all__ = ["first_difference", "shrink", "shrink_to"]
 
@@ -23,23 +23,47 @@ __all__ = ["first_difference", "shrink", "shrink_to"]
 def shrink(
     model: nn.Module,
     groups: ChannelGroups,
-    kept: Sequence[Any] | NDArray[Any] | Mapping[str, int] | pd.Series,
+    kept: Sequence[Any] | np.ndarray[Any, Any] | Mapping[str, int] | pd.Series,
     importance: str | Importance = "gamma",
 ) -> nn.Module:
-    """A copy of ``model`` without the channels that are not kept; ``model`` itself is untouched.
+    """Copy ``model`` without the channels that are not kept.
 
-    ``kept``: the kept units of each group, or widths (a number per group, or a mapping from names to numbers), for
-    which ``select_channels`` picks the units by ``importance``.
+    Args:
+        model: The network; it is not changed.
+        groups: Its channel groups.
+        kept: The indices of the units to keep of each group; or widths (an integer per group, or a mapping from names
+            of groups to integers), for which `select_channels` selects the units.
+        importance: Importance for `select_channels`; used with widths only.
+
+    Returns:
+        A network of the same class with smaller weights. It can be trained, exported, pickled and pruned again.
+
+    Raises:
+        WidthError: ``kept`` does not match ``groups``, or ``groups`` belong to another network.
+
+    Example:
+        >>> import torch
+        >>> from dsa_hw import find_groups, shrink
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+        >>> groups = find_groups(model, torch.randn(1, 3, 16, 16))
+        >>> shrink(model, groups, [5])
+        Sequential(
+          (0): Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1))
+          (1): ReLU()
+          (2): Conv2d(5, 4, kernel_size=(3, 3), stride=(1, 1))
+        )
     """
     if found := first_difference(model, groups.shapes):
-        raise WidthError(f"the groups belong to another network: {found} in the groups. Call find_groups on this model")
+        raise WidthError(
+            f"The groups belong to another network: {found} in the groups. Call find_groups on this model."
+        )
     widths = isinstance(kept, (Mapping, pd.Series)) or all(np.ndim(k) == 0 for k in kept)
     units = select_channels(model, groups, kept, importance) if widths else list(kept)
     return shrink_to(model, groups, groups.check_kept(units))
 
 
 def first_difference(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Where the model's tensors are not those of ``shapes``: "NAME is SHAPE in the model and SHAPE", or nothing."""
+    """Describe the first tensor whose shape differs ("NAME is SHAPE in the model and SHAPE"), or return ""."""
     found = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     for name in [*shapes, *found]:
         here, there = found.get(name), shapes.get(name)
@@ -51,13 +75,13 @@ def first_difference(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) ->
 def shrink_to(
     model: nn.Module,
     groups: ChannelGroups,
-    kept: Sequence[NDArray[np.int64]],
+    kept: Sequence[Ints],
     device: str | None = None,
 ) -> nn.Module:
-    """As ``shrink`` without checks; on ``device="meta"`` no number is ever copied (shapes are all that is asked).
+    """Do the work of `shrink` without its checks; on ``device="meta"`` without copying any data.
 
-    ``copy.deepcopy`` takes what its memo already knows: handing it the narrowed tensors in place of the old ones copies
-    everything else, keeps tied weights tied, and never duplicates the large ones.
+    ``copy.deepcopy`` uses what its memo already contains. A memo with the narrowed tensors in place of the old ones
+    makes it copy everything else, keeps tied weights tied, and never duplicates the large tensors.
     """
     slices = groups.slices(kept)
     memo: dict[int, Any] = {}
@@ -77,7 +101,7 @@ def shrink_to(
     return small
 
 
-def _narrow(tensor: Tensor, cuts: Mapping[int, NDArray[np.int64]]) -> Tensor:
+def _narrow(tensor: Tensor, cuts: Mapping[int, Ints]) -> Tensor:
     for dim, indices in cuts.items():
         tensor = tensor.index_select(dim, torch.from_numpy(indices).to(tensor.device))
     return tensor.contiguous()
@@ -88,7 +112,7 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
 
 
 def fit_attributes(module: nn.Module) -> None:
-    """Make the numbers that torch's own modules keep beside their weights agree with the weights."""
+    """Update the sizes that modules of torch store beside their weights (``in_channels``, ...)."""
     weight = getattr(module, "weight", None)
     if isinstance(module, (nn.modules.batchnorm._NormBase,)):
         reference = weight if weight is not None else module.running_mean
@@ -118,12 +142,12 @@ def fit_attributes(module: nn.Module) -> None:
         setattr(module, "normalized_shape", tuple(weight.shape))  # noqa: B010  (a layer norm of the user's own)
 
 
-def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_]) -> None:
-    """Numbers that a user's module keeps for its views (``num_heads``, ``attn_dim``, ...): old length -> new length.
+def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
+    """Update integer attributes that modules of the user use in views (``num_heads``, ``attn_dim``, ...).
 
-    A view of channels with a length that a module's own integer attribute also has almost always got it from there.
-    (Where several axes have that length, the one that changes is meant: three heads beside three of q, k, v.) Almost:
-    that is why ``find_groups`` compares the shrunk with the masked network before it offers the group.
+    An attribute that equals the length of a view of channels is assumed to be the source of that length. Where several
+    axes have that length (three heads, and three for q, k, v), the axis that changes is meant. The assumption can be
+    wrong; `find_groups` therefore compares the shrunk with the masked network.
     """
     lengths: dict[str, dict[int, set[int]]] = {}
     for path, axis, units in groups.extents:
@@ -139,8 +163,8 @@ def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_
                 setattr(module, attribute, changed.pop())
 
 
-def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: NDArray[np.bool_]) -> None:
-    """Replace modules that pad channels by the same moves with the new amounts (option-A shortcuts)."""
+def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
+    """Replace modules that pad channels by the same operations with new amounts (option-A shortcuts)."""
     for pad, units in groups.pads:
         kept = mask[units]
         if kept.all():

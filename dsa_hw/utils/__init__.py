@@ -1,1 +1,1 @@
-"""Helpers that every layer may use: files, text, arrays, modules, progress."""
+"""Helpers for every layer: arrays, example inputs, files, modules, progress, text."""

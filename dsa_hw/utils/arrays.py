@@ -1,4 +1,4 @@
-"""Names for the NumPy array types that the project uses."""
+"""Names of the NumPy array types that the project uses."""
 
 from __future__ import annotations
 

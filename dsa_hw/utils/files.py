@@ -1,4 +1,4 @@
-"""Files: whole or not at all, hashes, and the folder of the user's cache."""
+"""Atomic writes, hashes of files, and the cache folder of the user."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ __all__ = ["cache_folder", "refuse_overwriting", "sha256_of", "whole_file", "wri
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], error: type[DsaError] = DsaError) -> Iterator[Path]:
-    """Write a file whole or not at all.
+    """Write a file completely or not at all.
 
-    The body writes to the temporary file that is yielded. It lies in the folder of ``path`` under an unpredictable
-    name. When the body succeeds, the file is flushed to the disk and takes the place of ``path``; otherwise it is
-    removed and ``path`` stays as it was. Permissions follow the umask.
+    The body writes to the temporary file that is yielded; it is in the folder of ``path`` and has an unpredictable
+    name. If the body succeeds, the file is flushed to disk and replaces ``path``. Otherwise it is removed, and ``path``
+    stays as it was. Permissions follow the umask.
 
     Args:
         path: The file to write. Its folder must exist.
-        error: The class to raise where the operating system refuses (no space, no permission, no folder).
+        error: The class to raise where the operating system refuses (no space, no permission, no such folder).
+
+    Yields:
+        The path of the temporary file.
 
     Raises:
         DsaError: The file cannot be written; of class ``error``.
@@ -54,7 +57,7 @@ def whole_file(path: str | os.PathLike[str], error: type[DsaError] = DsaError) -
 
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[DsaError] = DsaError) -> None:
-    """Write ``text`` as UTF-8 through `whole_file`."""
+    """Write ``text`` as UTF-8, completely or not at all (see `whole_file`)."""
     with whole_file(path, error) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -73,9 +76,9 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder of this project; it need not exist.
+    """Return the cache folder of this project, which may not exist.
 
-    The environment variable ``DSA_HW_CACHE`` names it; otherwise it is where the platform keeps caches.
+    The environment variable ``DSA_HW_CACHE`` overrides the default, a subfolder of the cache folder of the platform.
 
     Raises:
         DsaError: The user has no home folder and ``DSA_HW_CACHE`` is not set.
@@ -90,7 +93,7 @@ def cache_folder() -> Path:
         else:
             base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:
-        raise DsaError("This user has no home folder. Set DSA_HW_CACHE to a folder that can be written.") from error
+        raise DsaError("This user has no home folder. Set DSA_HW_CACHE to a writable folder.") from error
     return base / "dsa_hw"
 
 

@@ -1,4 +1,4 @@
-"""Modes, devices and digests of modules."""
+"""Training modes, devices and digests of modules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter or buffer; the CPU where there is none."""
+    """Return the device of the first parameter or buffer, or the CPU where there is none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""A progress bar on standard error for jobs of several stages; silent where that is no terminal."""
+"""A progress bar on standard error for jobs of several stages; hidden where that is not a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from dsa_hw.utils.text import percent
+
 __all__ = ["Bar"]
 
 
 class Bar:
-    """A listener for events of `profilers.profile` (stage, what, done, accepted), and `say` for everything else."""
+    """A progress bar; call it with an event of `profilers.profile` (stage, what, done, accepted), or use `say`."""
 
     def __init__(self, shown: bool = True) -> None:
         from tqdm import tqdm
@@ -18,7 +20,7 @@ class Bar:
         self._bar = tqdm(
             total=100.0,
             disable=None if shown else True,  # None: only on a terminal
-            bar_format="{desc} {percentage:3.0f} %|{bar}| {elapsed} {postfix}",
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed} {postfix}",
             file=sys.stderr,
             leave=False,
         )
@@ -28,11 +30,11 @@ class Bar:
         """Show an event."""
         notes = [event.what] if event.what else []
         if event.accepted is not None:
-            notes.append(f"{100 * event.accepted:.0f} % of runs trusted")
+            notes.append(f"{percent(event.accepted, 0)} of runs accepted")
         self.say(event.stage, event.done, ", ".join(notes))
 
     def say(self, stage: str, done: float | None = None, note: str = "") -> None:
-        """The stage, the share of it that is done, and a note."""
+        """Show the stage, the share of it that is done, and a note."""
         if stage != self._stage:
             self._stage = stage
             self._bar.reset()

@@ -1,4 +1,4 @@
-"""Text for messages: one line from anything, percentages, and lists of accepted values."""
+"""Text for messages: single lines, percentages, and lists of accepted names."""
 
 from __future__ import annotations
 

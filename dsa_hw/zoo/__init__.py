@@ -1,1 +1,1 @@
-"""Networks and data by name."""
+"""Networks and data sets by name."""

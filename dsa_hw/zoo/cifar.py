@@ -1,4 +1,4 @@
-"""Small networks for 32 x 32 images, by name: what CIFAR-10 papers prune, and what a demo trains in a minute."""
+"""Small networks for 32 x 32 images, as pruned in papers on CIFAR-10, and smaller ones for demonstrations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SMALL", "ResNet", "WideResNet", "mobilenet_v2", "vgg16"]
 
 
 class _OptionA(nn.Module):
-    """Every second pixel, and zero channels on both sides; a module of its own so that shrinking can replace it."""
+    """Every second pixel, with channels of zeros on both sides; a module, so that ``shrink`` can replace it."""
 
     def __init__(self, extra: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Basic(nn.Module):
 
 
 class ResNet(nn.Module):
-    """He et al.'s CIFAR ResNet of depth 6 n + 2; parameter names as in akamaster/pytorch_resnet_cifar10."""
+    """CIFAR ResNet of He et al. with depth 6 n + 2; parameter names as in akamaster/pytorch_resnet_cifar10."""
 
     def __init__(self, blocks: int = 3, width: int = 16, shortcut: str = "B", classes: int = 10) -> None:
         super().__init__()
@@ -67,6 +67,8 @@ class ResNet(nn.Module):
 
 
 class _Preactivated(nn.Module):
+    """Block with batch norm and ReLU before each of two 3 x 3 convolutions."""
+
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(before)
@@ -84,7 +86,7 @@ class _Preactivated(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Zagoruyko and Komodakis' WRN-depth-factor with pre-activation."""
+    """WRN-depth-factor of Zagoruyko and Komodakis, with pre-activation."""
 
     def __init__(self, depth: int = 40, factor: int = 2, classes: int = 10) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ class WideResNet(nn.Module):
 
 
 def vgg16(width: float = 1.0, classes: int = 10) -> nn.Module:
-    """VGG-16 with batch norm for 32 x 32 images: thirteen convolutions, one linear layer."""
+    """Build VGG-16 with batch norm for 32 x 32 images: thirteen convolutions, one linear layer."""
     layers: list[nn.Module] = []
     before = 3
     for size in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512):
@@ -123,9 +125,15 @@ def vgg16(width: float = 1.0, classes: int = 10) -> nn.Module:
 
 
 def mobilenet_v2(width: float = 1.0, classes: int = 10, stem: int = 1) -> nn.Module:
-    """torchvision's MobileNetV2 with strides for 32 x 32 images: the first two reductions of five are left out.
+    """Build torchvision's MobileNetV2 for 32 x 32 images, without the first two of its five reductions.
 
-    ``stem=2`` leaves the first one in, for a quarter of the work.
+    Args:
+        width: Factor for the number of channels.
+        classes: Number of outputs.
+        stem: Stride of the first convolution; 2 restores the first reduction, for a quarter of the work.
+
+    Returns:
+        The network, with random weights.
     """
     from dsa_hw.zoo.torchvision_compat import torchvision
 
@@ -160,4 +168,4 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "mobilenet_v2_small": partial(mobilenet_v2, width=0.5, stem=2),
     "wrn40_2": WideResNet,
 }
-"""Name -> constructor; example input 1 x 3 x 32 x 32."""
+"""Name -> constructor. Example inputs have shape (1, 3, 32, 32)."""

@@ -1,14 +1,17 @@
-"""Images in memory, as loaders: scikit-learn's digits (comes with scikit-learn) and CIFAR-10 (an .npz file).
+"""Data sets by name: the digits of scikit-learn, and CIFAR-10 from an .npz file.
 
-A loader here is any re-iterable of (images, labels); torch's ``DataLoader`` is one, `Batches` is a quicker one for data
-sets that fit into memory: it augments a whole batch at once and needs no workers.
+A loader is any object that can be iterated repeatedly and yields (images, labels), such as torch's ``DataLoader``.
+`Batches` is faster for data sets that fit into memory: it augments a whole batch at once and needs no workers.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -16,21 +19,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_hw.errors import ModelError
+from dsa_hw.utils.text import one_line, unknown_name
 
 __all__ = ["NAMES", "Batches", "Data", "load_data"]
 
 NAMES = ("digits", "cifar10")
-# Per-channel mean and deviation. CIFAR-10: ImageNet's, as the shared trained ResNet-20 expects.
+# Per-channel mean and standard deviation. CIFAR-10 uses those of ImageNet, as the pretrained ResNet-20 does.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _CENTRED = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 @dataclass
 class Batches:
-    """Images (N, H, W, C) uint8 and labels (N,) as batches of normalised float32 (B, C, H, W), channels last.
+    """Loader of images in memory: batches of float32 (B, C, H, W) in channels-last format, and labels (B,).
 
-    ``augment`` shifts by up to that many pixels (zero padding) and, with ``flip``, mirrors half of the images. Order
-    and shifts depend on ``seed`` and ``epoch`` alone; ``epoch`` counts itself up and can be set to resume.
+    Order and augmentation depend on ``seed`` and ``epoch`` only. Each iteration increments ``epoch``; set it to resume.
+
+    Attributes:
+        images: All images, (N, H, W, C) uint8.
+        labels: All labels, (N,).
+        batch: Images per batch.
+        mean: Mean per channel of images scaled to [0, 1].
+        deviation: Standard deviation per channel.
+        shuffle: Whether each epoch has its own order; a last batch that is not full is then left out.
+        augment: Largest random shift in pixels, padded with zeros.
+        flip: Whether half of the images are mirrored.
+        seed: Seed of order and augmentation.
+        epoch: Number of the next epoch.
     """
 
     images: Tensor
@@ -45,12 +60,12 @@ class Batches:
     epoch: int = 0
 
     def __len__(self) -> int:
-        """Number of batches; while shuffling, a last one that is not full is left out."""
+        """Return the number of batches of an epoch."""
         whole, rest = divmod(len(self.images), self.batch)
         return max(whole, 1) if self.shuffle else whole + bool(rest)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch."""
+        """Yield the batches of one epoch."""
         rng = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
         self.epoch += 1
         count, side = len(self.images), self.images.shape[1]
@@ -77,13 +92,16 @@ class Batches:
             yield picture.float().mul_(scale).add_(shift).permute(0, 3, 1, 2), self.labels[index]
 
     def first(self, count: int) -> Batches:
-        """The first ``count`` images only."""
+        """Return a loader of the first ``count`` images."""
         return replace(self, images=self.images[:count], labels=self.labels[:count])
 
 
 @dataclass(frozen=True)
 class Data:
-    """Three disjoint loaders; ``shape`` is one example (1, C, H, W). ``val`` decides keep ratios, ``test`` reports."""
+    """Three disjoint loaders of one data set; ``val`` is for the keep ratios, ``test`` for reported accuracies.
+
+    ``shape`` is the shape of one example, (1, C, H, W).
+    """
 
     name: str
     train: Batches
@@ -94,7 +112,7 @@ class Data:
 
     @property
     def whole(self) -> Batches:
-        """``train`` and ``val`` as one loader like ``train``: for weights, once no image is needed for keep ratios."""
+        """``train`` and ``val`` in one loader, for training weights after the keep ratios are determined."""
         parts = (self.train, self.val)
         images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
         return replace(self.train, images=images, labels=labels, epoch=0)
@@ -103,15 +121,32 @@ class Data:
 def load_data(
     name: str, path: str | Path | None = None, batch: int = 128, seed: int = 0, val_share: float = 0.1
 ) -> Data:
-    """A data set by name. ``path``: CIFAR-10's .npz (x_train, y_train, x_test, y_test) or the folder with cifar10.npz.
+    """Load a data set by name.
 
-    ``val_share`` of the training images go to ``val`` (the paper keeps 10 % for the keep ratios).
+    Args:
+        name: ``digits`` (1,797 images, part of scikit-learn) or ``cifar10``.
+        path: For ``cifar10``, an .npz file with x_train, y_train, x_test and y_test, or the folder that contains it as
+            cifar10.npz; the current folder where it is not given.
+        batch: Images per batch; ``digits`` uses at most 64.
+        seed: Seed of the split into ``train`` and ``val``, of the order and of the augmentation.
+        val_share: Share of the training images for ``val``; the DSA paper uses 10%.
+
+    Returns:
+        Loaders for training, validation and test.
+
+    Raises:
+        ModelError: The name is unknown, or the file is missing or damaged.
+
+    Example:
+        >>> digits = load_data("digits")
+        >>> len(digits.train.images), len(digits.val.images), len(digits.test.images)
+        (1293, 144, 360)
     """
     if name == "digits":
         return _digits(batch, seed, val_share)
     if name == "cifar10":
         return _cifar10(path, batch, seed, val_share)
-    raise ModelError(f"no data set is called {name!r}: choose from {', '.join(NAMES)}, or give your own loaders")
+    raise ModelError(unknown_name("data set", name, NAMES))
 
 
 def _digits(batch: int, seed: int, val_share: float) -> Data:
@@ -122,9 +157,9 @@ def _digits(batch: int, seed: int, val_share: float) -> Data:
     large = torch.nn.functional.interpolate(small, size=32, mode="bilinear", align_corners=False)
     images = (large * 255.0).round().to(torch.uint8).permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous()
     labels = torch.from_numpy(digits.target).long()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the test set is always the same
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # one test set for all seeds
     test, rest = order[:360], order[360:]
-    # 1,437 images make few batches: smaller ones make more steps.
+    # Small batches, so that an epoch of 1,293 images has enough steps.
     train, val = _split(images[rest], labels[rest], min(batch, 64), _CENTRED, val_share, seed, augment=2, flip=False)
     return Data("digits", train, val, _plain(images[test], labels[test], batch, _CENTRED), (1, 3, 32, 32), 10)
 
@@ -134,20 +169,28 @@ def _cifar10(path: str | Path | None, batch: int, seed: int, val_share: float) -
     file = file / "cifar10.npz" if file.is_dir() else file
     try:
         with np.load(file, allow_pickle=False) as archive:
-            parts: dict[str, NDArray[np.generic]] = {
-                key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")
-            }
-    except (OSError, KeyError, ValueError) as error:
+            parts = {key: np.ascontiguousarray(archive[key]) for key in ("x_train", "y_train", "x_test", "y_test")}
+        for images, labels in (("x_train", "y_train"), ("x_test", "y_test")):
+            _check_cifar10(images, parts[images], parts[labels])
+    # np.load gives a bare array for a .npy file, which is no context manager: TypeError or AttributeError.
+    except (OSError, EOFError, KeyError, TypeError, AttributeError, ValueError, BadZipFile, zlib.error) as error:
         raise ModelError(
-            f"CIFAR-10 cannot be read from {file} ({error}): give the .npz with x_train, y_train, x_test, y_test "
-            "(images uint8, N x 32 x 32 x 3)"
+            f"Cannot read CIFAR-10 from {file}: {one_line(error).rstrip('.')}. Use an .npz file with x_train and "
+            "x_test (uint8, N x 32 x 32 x 3), y_train and y_test (N integers from 0 to 9)."
         ) from error
-    tensors = {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in parts.items()}
+    tensors = {key: torch.from_numpy(value) for key, value in parts.items()}
     train, val = _split(
         tensors["x_train"], tensors["y_train"].long(), batch, _IMAGENET, val_share, seed, augment=4, flip=True
     )
     test = _plain(tensors["x_test"], tensors["y_test"].long(), 500, _IMAGENET)
     return Data("cifar10", train, val, test, (1, 3, 32, 32), 10)
+
+
+def _check_cifar10(name: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
+    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3) or not len(images):
+        raise ValueError(f"{name} has type {images.dtype} and shape {images.shape}")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > 9:
+        raise ValueError(f"the labels of {name} do not match its {len(images)} images or are not from 0 to 9")
 
 
 _Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -168,9 +211,9 @@ def _split(
     augment: int,
     flip: bool,
 ) -> tuple[Batches, Batches]:
-    """Training and validation loaders; validation is shuffled too (every step takes its next batch) but not moved."""
+    """Return loaders for training and validation; validation is shuffled, but not augmented."""
     if not 0.0 < val_share < 1.0:
-        raise ModelError(f"val_share is {val_share}: it must lie between 0 and 1, for example 0.1")
+        raise ModelError(f"`val_share` must be between 0 and 1, for example 0.1; got {val_share}.")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     cut = round(val_share * len(labels))
     val, train = order[:cut], order[cut:]

@@ -1,8 +1,8 @@
-"""Models by name, as typed on the command line.
+"""Networks by name, as on the command line.
 
-``resnet18`` is torchvision's, ``resnet20`` one of our small ones for 32 x 32 images, ``timm/resnet50d`` timm's;
-``package.module:factory`` calls the user's own function, which returns a model or (model, example_inputs). Weights are
-random: nothing is downloaded.
+``resnet18`` is a network of torchvision, ``resnet20`` one of `dsa_hw.zoo.cifar` for 32 x 32 images, ``timm/resnet50d``
+one of timm. ``package.module:factory`` calls a function of the user, which returns a network or (network,
+example_inputs). Weights are random: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dsa_hw.errors import MissingDependencyError, ModelError
+from dsa_hw.utils.text import first_line
 from dsa_hw.zoo.cifar import SMALL
 
 __all__ = ["load_model", "parse_shape"]
@@ -26,10 +27,14 @@ _DEFAULT_SHAPE = (1, 3, 224, 224)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """``"1x3x224x224"`` -> (1, 3, 224, 224)."""
+    """Parse an input shape.
+
+    >>> parse_shape("1x3x224x224")
+    (1, 3, 224, 224)
+    """
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
         raise ModelError(
-            f"input shape {text!r}: write it as batch x channels x height x width, for example 1x3x224x224"
+            f"An input shape has the form BATCHxCHANNELSxHEIGHTxWIDTH, for example 1x3x224x224; got {text!r}."
         )
     return tuple(int(n) for n in re.split("[x,]", text))
 
@@ -37,22 +42,39 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def load_model(
     name: str, input_shape: Sequence[int] | None = None, *, imports: bool = True
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model in evaluation mode, and example inputs of ``input_shape`` (the model's own default if not given).
+    """Build a network by name.
 
-    ``imports=False`` refuses ``package.module:factory``. Use it for every name that was read from a file: a file must
-    not choose which code runs.
+    Args:
+        name: Name of a network of torchvision or of `dsa_hw.zoo.cifar`, ``timm/NAME``, or ``package.module:factory``.
+        input_shape: Shape of the example input; the default of the network where it is not given.
+        imports: Whether ``package.module:factory`` is allowed. Use False for a name that was read from a file: a file
+            must not choose which code runs.
+
+    Returns:
+        The network in evaluation mode with random weights, and a tuple of example inputs.
+
+    Raises:
+        ModelError: The name is unknown, or the factory cannot be imported or does not return a network.
+        MissingDependencyError: timm is not installed.
+
+    Example:
+        >>> model, (image,) = load_model("resnet20")
+        >>> tuple(image.shape)
+        (1, 3, 32, 32)
     """
     example: tuple[Any, ...] | None = None
     if ":" in name:
         if not imports:
-            raise ModelError(f"a file cannot choose code to import; only the user can name the model {name!r}")
+            raise ModelError(
+                f"A file must not choose code to import. Name the model on the command line; got {name!r}."
+            )
         made = _user_factory(name)()
         if isinstance(made, tuple) and len(made) == 2:
             made, given = made
             example = given if isinstance(given, tuple) else (given,)
         if not isinstance(made, nn.Module):
             raise ModelError(
-                f"{name} returned a {type(made).__name__}: it must return a torch.nn.Module or (module, example_inputs)"
+                f"{name} must return a torch.nn.Module or (module, example_inputs); it returned {type(made).__name__}."
             )
         model = made
     elif name.startswith("timm/"):
@@ -87,7 +109,7 @@ def _timm(name: str) -> tuple[nn.Module, tuple[int, ...]]:
         import timm
     except ImportError as error:
         raise MissingDependencyError(
-            f"model timm/{name} needs timm, which is not installed: pip install 'dsa-hw[timm]'"
+            f"Model timm/{name} needs timm, which is not installed. Run pip install 'dsa-hw[timm]'."
         ) from error
     if not timm.is_model(name):
         raise _unknown(f"timm/{name}", [f"timm/{n}" for n in timm.list_models()])
@@ -99,21 +121,21 @@ def _unknown(name: str, known: Sequence[str]) -> ModelError:
     near = difflib.get_close_matches(name, known, 3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return ModelError(
-        f"no model is called {name!r}.{hint} Give a torchvision name, timm/NAME, or package.module:factory for your own"
+        f"Unknown model {name!r}.{hint} Use the name of a torchvision model, timm/NAME, or package.module:factory."
     )
 
 
 def _user_factory(name: str) -> Callable[[], Any]:
     module_name, _, attribute = name.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: the user's own package in the current folder
+        sys.path.insert(0, "")  # as `python -m` does, for packages in the current folder
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, attribute)
     except (ImportError, AttributeError) as error:
-        raise ModelError(f"model {name!r} cannot be imported ({error}): write it as package.module:factory") from error
-    if not callable(factory):
         raise ModelError(
-            f"model {name!r} is a {type(factory).__name__}: it must be a function that returns a torch.nn.Module"
-        )
+            f"Cannot import model {name!r} ({first_line(error)}). Use the form package.module:factory."
+        ) from error
+    if not callable(factory):
+        raise ModelError(f"{name} must be a function that returns a torch.nn.Module; it is {type(factory).__name__}.")
     return factory

@@ -1,9 +1,9 @@
-"""torchvision, importable beside any build of torch. Import it (and timm) through here.
+"""torchvision with any build of torch. Import this module before torchvision or timm.
 
-torchvision's wheel carries operators compiled against CUDA. Beside a CPU-only torch that library does not load,
-and ``import torchvision`` dies while registering shape functions for ``torchvision::nms`` and ``torchvision::qnms``,
-which then do not exist. Declaring just these two schemas first lets models, datasets and transforms work; calling the
-two operators still fails, as it should. Where the compiled library does load, nothing is declared.
+The wheel of torchvision contains operators compiled against CUDA. With a CPU-only torch that library does not load, and
+``import torchvision`` fails while it registers shape functions for ``torchvision::nms`` and ``torchvision::qnms``,
+which then do not exist. This module declares the two schemas first. Models, data sets and transforms then work; the two
+operators themselves still fail. Where the compiled library loads, nothing is declared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_library: torch.library.Library | None = None  # kept alive: the schemas vanish with it
+_library: torch.library.Library | None = None  # holds a reference: the schemas are removed with it
 
 
 def _compiled_operators_load() -> bool:
