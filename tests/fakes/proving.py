@@ -19,6 +19,8 @@ from dsa_hw import ChannelGroups, masked, shrink
 from dsa_hw.channels.discovery import difference, randomise
 from dsa_hw.utils.inputs import as_inputs
 
+IMAGE = torch.randn(2, 3, 8, 8)
+
 
 class Net(nn.Module):
     """A module from a forward function and its parts: ``Net(lambda n, x: n.b(n.a(x)), a=..., b=...)``."""
@@ -140,3 +142,18 @@ class Attention(nn.Module):
 
 def sizes(groups: ChannelGroups) -> Sequence[int]:
     return sorted(groups.sizes.tolist())
+
+
+class Small(nn.Module):
+    """A small network that can be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU())
+        self.deep = nn.Sequential(conv(8, 8, groups=8), conv(8, 12, 1), nn.BatchNorm2d(12), nn.Dropout(0.5))
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.deep(self.stem(x)).mean((2, 3))
+        return self.head(self.norm(x))

@@ -1,0 +1,67 @@
+"""Widths and kept units are checked before anything is removed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dsa_hw import find_groups, shrink
+from dsa_hw.errors import WidthError
+from tests.fakes.proving import IMAGE, Net, Small, conv, head, prove, run, sizes
+
+
+@pytest.mark.parametrize(
+    ("widths", "message"),
+    [
+        ([0, 4], "width 0 for group 'stem.0': it must be from 1 to 8"),
+        ([4, 13], "width 13 for group 'deep.1': it must be from 1 to 12"),
+        ([4], "1 widths for 2 channel groups"),
+        ([0.5, 0.5], "whole channel counts"),
+        ({"nobody": 3}, "no channel group is called 'nobody'"),
+    ],
+)
+def test_bad_widths(small: Small, widths: list[int], message: str) -> None:
+    groups = find_groups(small, IMAGE)
+    with pytest.raises(WidthError, match=message):
+        shrink(small, groups, widths)
+
+
+@pytest.mark.parametrize("kept", [[[], [0]], [[8], [0]], [[0, 0], [0]], [[-1], [0]]])
+def test_bad_kept_units(small: Small, kept: list[list[int]]) -> None:
+    groups = find_groups(small, IMAGE)
+    with pytest.raises(WidthError, match="distinct and from 0 to 7"):
+        shrink(small, groups, kept)
+
+
+def test_groups_of_another_network(small: Small) -> None:
+    groups = find_groups(small, IMAGE)
+    with pytest.raises(WidthError, match=r"stem.0.weight is missing in the model"):
+        shrink(nn.Sequential(conv(3, 4), head(4)), groups, groups.sizes)
+
+
+def test_no_prunable_group() -> None:
+    model = conv(3, 4)
+    groups = find_groups(model, IMAGE)
+    assert len(groups) == 0
+    assert [f.reason for f in groups.frozen] == ["network output"]
+    small = shrink(model, groups, [])
+    assert small is not model
+    assert torch.equal(run(small, IMAGE), run(model, IMAGE))
+    assert groups.to_frame().why_frozen.tolist() == ["network output"]
+
+
+def test_two_inputs_and_dict_output() -> None:
+    model = Net(
+        lambda n, x, y: {"sum": n.h(n.a(x) + n.b(y)), "inner": n.o(n.a(x))},
+        a=conv(3, 8),
+        b=conv(4, 8),
+        h=head(8),
+        o=conv(8, 2),
+    )
+    inputs = (IMAGE, torch.randn(2, 4, 8, 8))
+    groups = find_groups(model, inputs)
+    assert sizes(groups) == [8]
+    prove(model, groups, inputs, seed=7)
+    by_name = find_groups(model, {"x": inputs[0], "y": inputs[1]})
+    assert by_name.fingerprint == groups.fingerprint
