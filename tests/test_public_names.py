@@ -41,3 +41,9 @@ def test_no_submodule_has_the_name_of_a_public_name(package: str) -> None:
     found = importlib.import_module(package)
     assert {module.name for module in pkgutil.iter_modules(found.__path__)} & set(found.__all__) == set()
     assert set(found.__all__) == set(found._HOMES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_unknown_name_is_an_attribute_error(package: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nonsense'"):
+        _ = importlib.import_module(package).nonsense

@@ -53,9 +53,8 @@ class ChannelGroups:
         >>> groups = find_groups(model, torch.randn(1, 3, 16, 16))
         >>> groups
         <1 channel groups, 8 removable units; 4 channels frozen>
-        >>> groups.to_frame()[["group", "channels", "why_frozen"]]
+        >>> groups.to_frame().query("why_frozen != ''")[["group", "channels", "why_frozen"]]
           group  channels      why_frozen
-        0     0         8
         1     2         4  network output
     """
 

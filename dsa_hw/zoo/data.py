@@ -168,12 +168,14 @@ def _cifar10(path: str | Path | None, batch: int, seed: int, val_share: float) -
     file = Path(path or ".")
     file = file / "cifar10.npz" if file.is_dir() else file
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it contains a single array")
+        with archive:
             parts = {key: np.ascontiguousarray(archive[key]) for key in ("x_train", "y_train", "x_test", "y_test")}
         for images, labels in (("x_train", "y_train"), ("x_test", "y_test")):
             _check_cifar10(images, parts[images], parts[labels])
-    # np.load gives a bare array for a .npy file, which is no context manager: TypeError or AttributeError.
-    except (OSError, EOFError, KeyError, TypeError, AttributeError, ValueError, BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
         raise ModelError(
             f"Cannot read CIFAR-10 from {file}: {one_line(error).rstrip('.')}. Use an .npz file with x_train and "
             "x_test (uint8, N x 32 x 32 x 3), y_train and y_test (N integers from 0 to 9)."

@@ -1,4 +1,4 @@
-"""The two properties that hold for every supported network, as one function; and small networks to hold them on."""
+"""The properties that hold for every network with channel groups, and small networks to check them on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(model: nn.Module, inputs: Any) -> Any:
 
 
 def counted_flops(model: nn.Module, inputs: Any) -> int:
-    """torch's own counter; attention as its two products, since on CPUs it does not know the fused kernel."""
+    """Count with torch, attention as its two products: on CPUs the counter has no entry for the fused kernel."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -54,7 +54,7 @@ def counted_flops(model: nn.Module, inputs: Any) -> int:
 
 
 class LiveBytes(fx.Interpreter):
-    """Runs an exported graph for real, frees each value after its last use, and remembers the peak of live storage."""
+    """Run an exported graph, free each value after its last use, and record the peak of live storage."""
 
     def __init__(self, module: fx.GraphModule, own: set[int]) -> None:
         super().__init__(module, garbage_collect_values=True)
@@ -86,13 +86,15 @@ def random_kept(groups: ChannelGroups, seed: int) -> list[np.ndarray]:
 
 
 def prove(model: nn.Module, groups: ChannelGroups, inputs: Any, seed: int = 0, memory: bool = True) -> nn.Module:
-    """masked == shrunk and F == counted at random widths; returns the shrunk network."""
+    """Check at random widths that shrunk equals masked and predicted equals counted; return the shrunk network."""
     model = randomise(model.eval(), seed)
     kept = random_kept(groups, seed)
     small = shrink(model, groups, kept)
     with masked(model, groups, kept):
         expected = run(model, inputs)
-    assert max(float(t.abs().max()) for t in pytree.tree_leaves(expected)) > 1e-3, "nothing may agree by being zero"
+    assert max(float(t.abs().max()) for t in pytree.tree_leaves(expected)) > 1e-3, (
+        "outputs must not agree by being zero"
+    )
     assert difference(expected, run(small, inputs)) <= 1e-4
     widths = pd.DataFrame([[len(k) for k in kept]], columns=list(groups.names))
     assert budgets.flops(groups).predict(widths)[0] == counted_flops(small, inputs)
@@ -122,7 +124,7 @@ class OptionA(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with head counts as attributes, as most vision transformers write it."""
+    """Self-attention with numbers of heads as attributes, as in most vision transformers."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, fused: bool = True) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Both properties on real networks, and on random ones built from blocks of every kind."""
+"""Groups of real networks and of random ones: equal masked and shrunk outputs, exact costs, reasons for frozen ones."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from dsa_hw import find_groups, shrink
 from dsa_hw.zoo.models import load_model
-from tests.fakes.proving import Attention, Net, OptionA, conv, head, prove, sizes
+from tests.fakes.proving import IMAGE, Attention, Net, OptionA, conv, head, prove, sizes
 
 SMALL_ZOO = {  # name -> number of channel groups
     "resnet18": 12,
@@ -35,8 +36,8 @@ SMALL_ZOO = {  # name -> number of channel groups
 
 
 @pytest.mark.parametrize("name", SMALL_ZOO)
-def test_torchvision(name: str) -> None:
-    side = 80 if name == "inception_v3" else 64  # the smallest that it takes
+def test_groups_of_torchvision_networks_are_exact(name: str) -> None:
+    side = 80 if name == "inception_v3" else 64  # the smallest input that it accepts
     model, inputs = load_model(name, (1, 3, side, side))
     groups = find_groups(model, inputs)
     frame = groups.to_frame()
@@ -46,7 +47,7 @@ def test_torchvision(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("vit_b_16", (1, 3, 224, 224)), ("swin_t", (1, 3, 64, 64))])
-def test_transformers_prune_what_is_safe_and_name_what_is_not(name: str, shape: tuple[int, ...]) -> None:
+def test_heads_of_transformers_are_frozen_with_the_reason(name: str, shape: tuple[int, ...]) -> None:
     model, inputs = load_model(name, shape)
     groups = find_groups(model, inputs)
     assert len(groups) == 12
@@ -89,10 +90,10 @@ class Cifar(nn.Module):
         return self.linear(F.avg_pool2d(x, x.size(3)).view(x.size(0), -1))
 
 
-def test_option_a_resnet20() -> None:
+def test_groups_of_resnet20_with_option_a_shortcuts() -> None:
     model, image = Cifar(), torch.randn(2, 3, 32, 32)
     groups = find_groups(model, image)
-    # Stage 1's 16 channels run through everything; 16 more begin in stage 2 and 32 more in stage 3, plus 9 inner ones.
+    # The 16 channels of stage 1 pass through all stages; stage 2 adds 16 and stage 3 adds 32; 9 inner groups.
     assert sizes(groups) == sorted([16, 16, 32] + 3 * [16] + 3 * [32] + 3 * [64])
     small = prove(model, groups, image, seed=2)
     assert type(small.layer2[0].shortcut).__name__ == "ShrunkPadding"
@@ -106,6 +107,46 @@ def test_trained_resnet20_of_the_shared_data(shared_data: Callable[[str], Path])
     model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
     image = torch.randn(2, 3, 32, 32)
     prove(model, find_groups(model, image), image, seed=3)
+
+
+class Hard(nn.Module):
+    """A network whose forward contains a channel count."""
+
+    def __init__(self, view: str) -> None:
+        super().__init__()
+        self.a, self.b, self.h, self.view = conv(3, 8), conv(8, 8), head(8), view
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if self.view == "fails":
+            x = x.view(x.shape[0], 8, -1).view(x.shape[0], 8, 8, 8)
+        elif self.view == "changes the outputs":
+            x = x / x.shape[1]
+        return self.h(self.b(x))
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        ("fails", r"the code at test_discovery.py:\d+ depends on this channel count"),
+        ("changes the outputs", "shrinking changes the outputs"),
+    ],
+)
+def test_hard_coded_channel_counts_are_frozen_with_the_line(view: str, message: str) -> None:
+    model = Hard(view)
+    groups = find_groups(model, IMAGE)
+    assert groups.names == ("b",), "the other group is still pruned"
+    (frozen,) = [f for f in groups.frozen if f.name == "a"]
+    assert re.search(message, frozen.reason)
+    prove(model, groups, IMAGE, seed=8)
+
+
+def test_channel_padding_inside_a_larger_forward_is_frozen_with_the_remedy() -> None:
+    model = Net(lambda n, x: n.h(n.b(x) + F.pad(n.a(x), (0, 0, 0, 0, 2, 2))), a=conv(3, 8), b=conv(3, 12), h=head(12))
+    groups = find_groups(model, IMAGE)
+    assert sizes(groups) == [8], "the padded channels are frozen, those that pass through are not"
+    assert [f.channels for f in groups.frozen if "put it into a module of its own" in f.reason] == [4]
+    prove(model, groups, IMAGE, seed=9)
 
 
 # --- random networks -------------------------------------------------------------------------------------------------
@@ -210,7 +251,7 @@ BLOCKS: list[Callable[[int], tuple[nn.Module, int]]] = [
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=5), st.integers(0, 1000))
-def test_random_networks(blocks: list[Callable[[int], tuple[nn.Module, int]]], seed: int) -> None:
+def test_groups_of_random_networks_are_exact(blocks: list[Callable[[int], tuple[nn.Module, int]]], seed: int) -> None:
     channels = 6
     parts: list[nn.Module] = [conv(3, channels), nn.BatchNorm2d(channels)]
     for block in blocks:

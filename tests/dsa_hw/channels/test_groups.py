@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -14,33 +16,33 @@ from tests.fakes.proving import IMAGE, Net, Small, conv, head, prove, run, sizes
 @pytest.mark.parametrize(
     ("widths", "message"),
     [
-        ([0, 4], "width 0 for group 'stem.0': it must be from 1 to 8"),
-        ([4, 13], "width 13 for group 'deep.1': it must be from 1 to 12"),
-        ([4], "1 widths for 2 channel groups"),
-        ([0.5, 0.5], "whole channel counts"),
-        ({"nobody": 3}, "no channel group is called 'nobody'"),
+        ([0, 4], "width of group 'stem.0' must be from 1 to 8; got 0"),
+        ([4, 13], "width of group 'deep.1' must be from 1 to 12; got 13"),
+        ([4], r"one entry per channel group \(2\); got shape \(1,\)"),
+        ([0.5, 0.5], "must be integers; got float64"),
+        ({"nobody": 3}, "Unknown channel group 'nobody'. Available channel groups: deep.1, stem.0"),
     ],
 )
-def test_bad_widths(small: Small, widths: list[int], message: str) -> None:
+def test_widths_that_do_not_match_are_rejected(small: Small, widths: Any, message: str) -> None:
     groups = find_groups(small, IMAGE)
     with pytest.raises(WidthError, match=message):
         shrink(small, groups, widths)
 
 
 @pytest.mark.parametrize("kept", [[[], [0]], [[8], [0]], [[0, 0], [0]], [[-1], [0]]])
-def test_bad_kept_units(small: Small, kept: list[list[int]]) -> None:
+def test_kept_units_that_do_not_match_are_rejected(small: Small, kept: list[list[int]]) -> None:
     groups = find_groups(small, IMAGE)
     with pytest.raises(WidthError, match="distinct and from 0 to 7"):
         shrink(small, groups, kept)
 
 
-def test_groups_of_another_network(small: Small) -> None:
+def test_groups_of_another_network_are_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     with pytest.raises(WidthError, match=r"stem.0.weight is missing in the model"):
         shrink(nn.Sequential(conv(3, 4), head(4)), groups, groups.sizes)
 
 
-def test_no_prunable_group() -> None:
+def test_network_without_removable_channels() -> None:
     model = conv(3, 4)
     groups = find_groups(model, IMAGE)
     assert len(groups) == 0
@@ -51,7 +53,7 @@ def test_no_prunable_group() -> None:
     assert groups.to_frame().why_frozen.tolist() == ["network output"]
 
 
-def test_two_inputs_and_dict_output() -> None:
+def test_network_with_two_inputs_and_a_dict_output() -> None:
     model = Net(
         lambda n, x, y: {"sum": n.h(n.a(x) + n.b(y)), "inner": n.o(n.a(x))},
         a=conv(3, 8),

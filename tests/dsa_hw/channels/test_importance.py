@@ -13,7 +13,7 @@ from dsa_hw.errors import WidthError
 from tests.fakes.proving import IMAGE, Net, Small, conv, head
 
 
-def test_gamma_is_the_batch_norms_scale() -> None:
+def test_gamma_is_the_scale_of_the_batch_norm() -> None:
     model = nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), head(4))
     groups = find_groups(model, IMAGE)
     with torch.no_grad():
@@ -25,16 +25,14 @@ def test_gamma_is_the_batch_norms_scale() -> None:
 def test_members_are_normalised_before_they_are_averaged() -> None:
     model = Net(lambda n, x: n.h(n.a(x) + n.b(x)), a=conv(3, 3, 1, bias=False), b=conv(3, 3, 1, bias=False), h=head(3))
     with torch.no_grad():
-        model.a.weight.copy_(
-            torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1, 1) * 1000
-        )  # loud, but mean 1 after normalising
+        model.a.weight.copy_(torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1, 1) * 1000)
         model.b.weight.copy_(torch.tensor([6.0, 2.0, 1.0]).view(3, 1, 1, 1))
     groups = find_groups(model, IMAGE)
     (score,) = scores(model, groups, "l1")
     np.testing.assert_allclose(score, (np.array([1, 2, 3]) / 2 + np.array([6, 2, 1]) / 3) / 2)
 
 
-def test_own_importance_and_l2(small: Small) -> None:
+def test_function_and_l2_as_importance(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     kept = select_channels(small, groups, [2, 2], importance=lambda model, g: [np.arange(n) for n in g.sizes])
     assert [k.tolist() for k in kept] == [[6, 7], [10, 11]]
@@ -45,7 +43,7 @@ def test_own_importance_and_l2(small: Small) -> None:
     assert select_channels(small, groups, [1, 12], importance="l2")[0].tolist() == [3]
 
 
-def test_nan_importance_is_refused(small: Small) -> None:
+def test_nan_importance_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     with torch.no_grad():
         small.stem[1].weight[0] = float("nan")
@@ -53,7 +51,7 @@ def test_nan_importance_is_refused(small: Small) -> None:
         select_channels(small, groups, [4, 4])
 
 
-def test_unknown_importance_is_refused(small: Small) -> None:
+def test_unknown_importance_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
-    with pytest.raises(WidthError, match="choose from auto, gamma, l1, l2"):
+    with pytest.raises(WidthError, match="Available importances: auto, gamma, l1, l2"):
         select_channels(small, groups, [4, 4], importance="taylor")

@@ -11,7 +11,7 @@ from dsa_hw.errors import WidthError
 from tests.fakes.proving import IMAGE, Small, run
 
 
-def test_mask_comes_off_cleanly_even_after_an_error(small: Small) -> None:
+def test_mask_is_removed_even_after_an_error(small: Small) -> None:
     small.eval()
     groups = find_groups(small, IMAGE)
     expected, keys = run(small, IMAGE), list(small.state_dict())
@@ -29,7 +29,7 @@ def test_mask_comes_off_cleanly_even_after_an_error(small: Small) -> None:
     assert not any("weight" in m.__dict__ for m in small.modules())
 
 
-def test_soft_masks_give_gradients_to_masks_and_weights(small: Small) -> None:
+def test_gradients_reach_soft_masks_and_weights(small: Small) -> None:
     small.double().eval()
     image = IMAGE.double()
     groups = find_groups(small, image)
@@ -45,10 +45,10 @@ def test_soft_masks_give_gradients_to_masks_and_weights(small: Small) -> None:
     assert small.stem[0].weight.grad.abs().sum() > 0
 
 
-def test_mask_of_the_wrong_shape_is_refused(small: Small) -> None:
+def test_mask_of_the_wrong_shape_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     with (
-        pytest.raises(WidthError, match=r"shape \(3,\): it must be \(8,\)"),
+        pytest.raises(WidthError, match=r"must have shape \(8,\); got \(3,\)"),
         masked(small, groups, [torch.ones(3), torch.ones(12)]),
     ):
         pass

@@ -15,7 +15,7 @@ from dsa_hw.errors import PlanError
 from tests.fakes.proving import IMAGE, Small, run
 
 
-def test_plan_rebuilds_from_constructor_and_state_dict(small: Small, tmp_path: pathlib.Path) -> None:
+def test_constructor_plan_and_state_dict_restore_the_pruned_network(small: Small, tmp_path: pathlib.Path) -> None:
     randomise(small, 1).eval()
     groups = find_groups(small, IMAGE)
     kept = select_channels(small, groups, [3, 7])
@@ -30,7 +30,7 @@ def test_plan_rebuilds_from_constructor_and_state_dict(small: Small, tmp_path: p
     assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".json", ".pt")] == [], "no stray files"
 
 
-def test_plan_that_does_not_fit(small: Small) -> None:
+def test_plan_of_a_network_with_other_shapes_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     plan = Plan.of(groups, select_channels(small, groups, [3, 7]))
     other = Small()
@@ -39,7 +39,7 @@ def test_plan_that_does_not_fit(small: Small) -> None:
         apply_plan(other, plan)
 
 
-def test_plan_of_a_network_wired_differently(small: Small) -> None:
+def test_plan_of_a_network_with_another_forward_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     plan = Plan.of(groups, select_channels(small, groups, [3, 7]))
 
@@ -49,17 +49,17 @@ def test_plan_of_a_network_wired_differently(small: Small) -> None:
             x = self.deep(y).mean((2, 3))
             return self.head(self.norm(x)), y
 
-    with pytest.raises(PlanError, match=r"group 'stem.0' has no units in the model and 8 in the plan"):
+    with pytest.raises(PlanError, match=r"group 'stem.0' has no units in the network and 8 in the plan"):
         apply_plan(Rewired(), plan)
 
 
-def test_damaged_plans(small: Small, tmp_path: pathlib.Path) -> None:
+def test_damaged_plans_are_rejected(small: Small, tmp_path: pathlib.Path) -> None:
     groups = find_groups(small, IMAGE)
     path = tmp_path / "plan.json"
     Plan.of(groups, select_channels(small, groups, [3, 7])).save(path)
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(PlanError, match="not a whole plan"):
+    with pytest.raises(PlanError, match="truncated or damaged: invalid JSON"):
         Plan.load(path)
     document = json.loads(text)
     document["kept"][0][0] = 7
@@ -67,13 +67,28 @@ def test_damaged_plans(small: Small, tmp_path: pathlib.Path) -> None:
     with pytest.raises(PlanError, match="changed after it was saved"):
         Plan.load(path)
     path.write_text(json.dumps({"version": 1}))
-    with pytest.raises(PlanError, match="not a plan of dsa_hw"):
+    with pytest.raises(PlanError, match="is not a plan"):
         Plan.load(path)
     path.write_text(json.dumps({**json.loads(text), "version": 99}))
-    with pytest.raises(PlanError, match="plan version 99"):
+    with pytest.raises(PlanError, match="format version 99"):
         Plan.load(path)
     path.write_bytes(b"\x80\x04\x95pickle")
-    with pytest.raises(PlanError, match="cannot read"):
+    with pytest.raises(PlanError, match="Cannot read plan"):
         Plan.load(path)
-    with pytest.raises(PlanError, match="cannot read"):
+    with pytest.raises(PlanError, match="Cannot read plan"):
         Plan.load(tmp_path / "absent.json")
+
+
+def test_failed_save_keeps_the_old_plan(small: Small, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = find_groups(small, IMAGE)
+    path = tmp_path / "plan.json"
+    Plan.of(groups, select_channels(small, groups, [3, 7])).save(path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(PlanError, match="No space left on device"):
+        Plan.of(groups, select_channels(small, groups, [2, 2])).save(path)
+    assert Plan.load(path).widths == {"stem.0": 3, "deep.1": 7}
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]

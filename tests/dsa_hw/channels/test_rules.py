@@ -1,4 +1,4 @@
-"""Every registered rule has a network of its own here, with the groups that it must give; both properties hold."""
+"""Each rule on a network of its own: the expected groups, equal masked and shrunk outputs, exact costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = torch.randn(2, 3, 12)
 
 
 def move(function: Any, channels: int = 8, source: nn.Module | None = None, last: nn.Module | None = None) -> Net:
-    """conv -> function -> head: channels must survive a move of data."""
+    """conv -> function -> head."""
     return Net(lambda n, x: n.h(function(n.a(x))), a=source or conv(3, channels), h=last or head(channels))
 
 
@@ -30,7 +30,7 @@ def tokens(function: Any) -> Net:
 
 
 CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
-    # element by element
+    # element-wise operations
     "residual": (Net(lambda n, x: n.h(n.a(x) + n.b(x)), a=conv(3, 8), b=conv(3, 8), h=head(8)), IMAGE, [8]),
     "squeeze and excite": (
         Net(
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         IMAGE,
         [8],
     ),
-    # moving data
+    # moves of data
     "flatten before linear": (
         Net(lambda n, x: n.b(torch.flatten(n.a(x), 1)), a=conv(3, 8), b=nn.Linear(512, 5)),
         IMAGE,
@@ -219,7 +219,7 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
     "repeat": (Net(lambda n, x: n.h(n.a(x).repeat(1, 2, 1, 1)), a=conv(3, 8), h=head(16)), IMAGE, [8]),
     "pixel shuffle": (move(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), 16), IMAGE, [4]),
     "unfold": (move(lambda x: x.unfold(2, 2, 2).mean(-1)), IMAGE, [8]),
-    # over space, over channels
+    # reductions
     "pooling": (move(lambda x: F.max_pool2d(F.avg_pool2d(x, 2), 2)), IMAGE, [8]),
     "adaptive max pooling": (move(lambda x: F.adaptive_max_pool2d(x, 4)), IMAGE, [8]),
     "pooling a volume": (
@@ -399,15 +399,15 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         [],
     ),
     "bmm": (Net(lambda n, x: n.o(torch.bmm(x, x.transpose(1, 2))), o=nn.Linear(6, 5)), TOKENS, []),
-    # what is not understood
+    # operations without a rule
     "unknown": (move(lambda x: torch.fft.fft2(x).real), IMAGE, []),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rule(name: str) -> None:
+def test_rule_gives_the_expected_groups(name: str) -> None:
     model, inputs, expected = CASES[name]
-    _, groups = analyse(model.eval(), inputs)  # the rules alone: nothing is rescued by verification
+    _, groups = analyse(model.eval(), inputs)  # without verification, which would hide a wrong rule
     assert sizes(groups) == expected
     prove(model, groups, inputs, seed=len(name), memory=name not in ("sum and var over space",))
 

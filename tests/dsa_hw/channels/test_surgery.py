@@ -17,7 +17,7 @@ from dsa_hw import find_groups, shrink
 from tests.fakes.proving import IMAGE, Attention, Net, OptionA, Small, conv, head, prove, run, sizes
 
 
-def test_original_is_untouched_and_training_modes_survive(small: Small) -> None:
+def test_original_and_its_training_modes_do_not_change(small: Small) -> None:
     small.train()
     small.deep.eval()
     before = copy.deepcopy(small.state_dict())
@@ -28,7 +28,7 @@ def test_original_is_untouched_and_training_modes_survive(small: Small) -> None:
     assert all(torch.equal(value, before[name]) for name, value in small.state_dict().items())
 
 
-def test_attributes_agree_with_weights() -> None:
+def test_attributes_of_modules_agree_with_their_weights() -> None:
     def forward(n: Net, x: Tensor) -> Tensor:
         x = n.gn(n.bn(n.up(n.dw(n.a(x)))))
         x = n.p(x).flatten(2).transpose(1, 2)
@@ -59,7 +59,7 @@ def test_attributes_agree_with_weights() -> None:
     assert (got.t.qkv.in_features, got.t.qkv.out_features, got.o.in_features) == (8, 27, 7)
 
 
-def test_shrunk_network_is_ordinary(small: Small, tmp_path: pathlib.Path) -> None:
+def test_shrunk_network_trains_copies_pickles_and_is_pruned_again(small: Small, tmp_path: pathlib.Path) -> None:
     groups = find_groups(small, IMAGE)
     got = shrink(small, groups, groups.sizes // 2)
     assert type(got) is Small
@@ -118,14 +118,14 @@ def test_tied_weights_stay_tied() -> None:
     assert small.a.weight is small.c.weight
 
 
-def test_module_used_twice() -> None:
+def test_inputs_and_outputs_of_a_module_that_is_used_twice_are_one_group() -> None:
     model = Net(lambda n, x: n.h(n.b(F.relu(n.b(F.relu(n.a(x)))))), a=conv(3, 8), b=conv(8, 8), h=head(8))
     groups = find_groups(model, IMAGE)
-    assert sizes(groups) == [8], "what b takes and what b gives are the same channels"
+    assert sizes(groups) == [8], "inputs and outputs of b are the same channels"
     prove(model, groups, IMAGE, seed=5)
 
 
-def test_buffer_with_channels() -> None:
+def test_buffer_with_channels_is_narrowed() -> None:
     model = Net(lambda n, x: n.h(n.a(x) * n.table), a=conv(3, 8), h=head(8))
     model.register_buffer("table", torch.rand(1, 8, 1, 1) + 0.5)
     groups = find_groups(model, IMAGE)

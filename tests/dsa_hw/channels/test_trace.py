@@ -96,14 +96,14 @@ def test_the_copy_that_is_traced_is_released_and_holds_no_weights_of_its_own(mon
     assert all(reference() is None for reference in copies)
 
 
-def test_a_model_that_cannot_be_copied_is_refused_with_the_reason() -> None:
+def test_a_model_that_cannot_be_copied_is_rejected_with_the_reason() -> None:
     model = Small()
     model.stale = model.head.weight * 2  # type: ignore[assignment]
     with pytest.raises(TraceError, match=r"Small cannot be copied with copy.deepcopy.*explicitly by the user"):
         find_groups(model, IMAGE)
 
 
-def test_wrong_input_and_untraceable_model() -> None:
+def test_wrong_input_and_untraceable_model_are_distinguished() -> None:
     with pytest.raises(TraceError, match=r"does not run on the example input \(2x4x8x8\)"):
         find_groups(Small(), torch.randn(2, 4, 8, 8))
     model = Net(lambda n, x: n.a(x) if x.sum() > 0 else n.a(-x), a=conv(3, 4))
