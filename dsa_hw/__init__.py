@@ -1,6 +1,6 @@
-"""dsa_hw: prune a PyTorch network to a budget in the unit that counts, on the device that counts, with proof.
+"""Prune PyTorch networks to a latency, energy or FLOPs budget, measured and verified on the target device.
 
-Names are loaded when first used, so that the lower layers can be imported alone and ``import dsa_hw`` costs nothing.
+Names are loaded when first used, so that ``import dsa_hw`` is fast and the lower layers can be imported alone.
 """
 
 from __future__ import annotations
@@ -13,59 +13,132 @@ __version__ = "0.1.0"
 _HOMES = {
     "Allocation": "dsa_hw.pipeline.result",
     "Allocator": "dsa_hw.methods.dsa.allocator",
+    "BudgetError": "dsa_hw.errors",
     "Certificate": "dsa_hw.pipeline.certificate",
     "ChannelGroups": "dsa_hw.channels",
-    "Recipe": "dsa_hw.methods.dsa.recipe",
-    "Trainer": "dsa_hw.methods.dsa.trainer",
-    "allocate": "dsa_hw.pipeline.allocate",
-    "compare": "dsa_hw.experiments.compare",
-    "recheck": "dsa_hw.pipeline.verification",
-    "round_widths": "dsa_hw.methods.rounding",
-    "sweep": "dsa_hw.experiments.sweep",
-    "find_groups": "dsa_hw.channels",
-    "select_channels": "dsa_hw.channels",
-    "shrink": "dsa_hw.channels",
-    "masked": "dsa_hw.channels",
-    "Plan": "dsa_hw.channels.plan",
-    "apply_plan": "dsa_hw.channels.plan",
+    "CostModel": "budgets",
+    "DsaError": "dsa_hw.errors",
     "EnergyBudget": "budgets",
     "EstimatedEnergyBudget": "budgets",
+    "ExperimentSettings": "dsa_hw.experiments.settings",
     "FlopsBudget": "budgets",
+    "InfeasibleBudgetError": "dsa_hw.errors",
     "LatencyBudget": "budgets",
+    "MeasurementError": "dsa_hw.errors",
+    "MeasuringRules": "profilers",
     "MemoryBudget": "budgets",
+    "MissingDependencyError": "dsa_hw.errors",
+    "ModelError": "dsa_hw.errors",
     "ParamsBudget": "budgets",
+    "Plan": "dsa_hw.channels.plan",
+    "PlanError": "dsa_hw.errors",
+    "Profile": "dsa_hw.profiles",
+    "ProfileError": "dsa_hw.errors",
+    "ProfileOptions": "dsa_hw.pipeline.options",
+    "Recipe": "dsa_hw.methods.dsa.recipe",
+    "RefinementOptions": "dsa_hw.pipeline.options",
+    "StoreError": "dsa_hw.errors",
+    "TraceError": "dsa_hw.errors",
+    "Trainer": "dsa_hw.methods.dsa.trainer",
+    "TrainingError": "dsa_hw.errors",
+    "Verdict": "dsa_hw.pipeline.reading",
+    "Verification": "dsa_hw.pipeline.verification",
+    "WidthError": "dsa_hw.errors",
+    "allocate": "dsa_hw.pipeline.allocate",
+    "apply_plan": "dsa_hw.channels.plan",
+    "compare": "dsa_hw.experiments.compare",
+    "find_groups": "dsa_hw.channels",
+    "fit": "budgets",
+    "load_cost_model": "budgets",
+    "masked": "dsa_hw.channels",
+    "measure": "profilers",
+    "profile": "profilers",
+    "round_widths": "dsa_hw.methods.rounding",
+    "select_channels": "dsa_hw.channels",
+    "shrink": "dsa_hw.channels",
+    "sweep": "dsa_hw.experiments.sweep",
+    "verify": "dsa_hw.pipeline.verification",
 }
 __all__ = [
     "Allocation",
     "Allocator",
+    "BudgetError",
     "Certificate",
     "ChannelGroups",
+    "CostModel",
+    "DsaError",
     "EnergyBudget",
     "EstimatedEnergyBudget",
+    "ExperimentSettings",
     "FlopsBudget",
+    "InfeasibleBudgetError",
     "LatencyBudget",
+    "MeasurementError",
+    "MeasuringRules",
     "MemoryBudget",
+    "MissingDependencyError",
+    "ModelError",
     "ParamsBudget",
     "Plan",
+    "PlanError",
+    "Profile",
+    "ProfileError",
+    "ProfileOptions",
     "Recipe",
+    "RefinementOptions",
+    "StoreError",
+    "TraceError",
     "Trainer",
+    "TrainingError",
+    "Verdict",
+    "Verification",
+    "WidthError",
     "allocate",
     "apply_plan",
     "compare",
     "find_groups",
+    "fit",
+    "load_cost_model",
     "masked",
-    "recheck",
+    "measure",
+    "profile",
     "round_widths",
     "select_channels",
     "shrink",
     "sweep",
+    "verify",
 ]
 
 if TYPE_CHECKING:
-    from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget, MemoryBudget, ParamsBudget
+    from budgets import (
+        CostModel,
+        EnergyBudget,
+        EstimatedEnergyBudget,
+        FlopsBudget,
+        LatencyBudget,
+        MemoryBudget,
+        ParamsBudget,
+        fit,
+        load_cost_model,
+    )
     from dsa_hw.channels import ChannelGroups, find_groups, masked, select_channels, shrink
     from dsa_hw.channels.plan import Plan, apply_plan
+    from dsa_hw.errors import (
+        BudgetError,
+        DsaError,
+        InfeasibleBudgetError,
+        MeasurementError,
+        MissingDependencyError,
+        ModelError,
+        PlanError,
+        ProfileError,
+        StoreError,
+        TraceError,
+        TrainingError,
+        WidthError,
+    )
     from dsa_hw.experiments.compare import compare
+    from dsa_hw.experiments.settings import ExperimentSettings
     from dsa_hw.experiments.sweep import sweep
     from dsa_hw.methods.dsa.allocator import Allocator
     from dsa_hw.methods.dsa.recipe import Recipe
@@ -73,8 +146,12 @@ if TYPE_CHECKING:
     from dsa_hw.methods.rounding import round_widths
     from dsa_hw.pipeline.allocate import allocate
     from dsa_hw.pipeline.certificate import Certificate
+    from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
+    from dsa_hw.pipeline.reading import Verdict
     from dsa_hw.pipeline.result import Allocation
-    from dsa_hw.pipeline.verification import recheck
+    from dsa_hw.pipeline.verification import Verification, verify
+    from dsa_hw.profiles import Profile
+    from profilers import MeasuringRules, measure, profile
 
 
 def __getattr__(name: str) -> Any:

@@ -73,6 +73,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Allocate, save, and say what came out."""
     from dsa_hw.pipeline.allocate import allocate
+    from dsa_hw.pipeline.options import ProfileOptions
     from dsa_hw.utils.files import refuse_overwriting
     from dsa_hw.zoo import data as datasets
 
@@ -97,18 +98,20 @@ def run(args: argparse.Namespace) -> int:
         train=loaded.train if loaded else None,
         val=loaded.val if loaded else None,
         target=args.target,
-        profile=args.profile,
         method=args.method,
-        epochs=args.epochs,
+        options={} if args.epochs is None else {"epochs": args.epochs},
         seed=args.seed,
         out=args.out,
         progress=not args.json,
-        rules=measuring_rules(args),
-        samples=args.samples,
-        grid=args.grid,
-        time_limit=args.time_limit,
-        name=args.model,
-        force=args.force,
+        profiling=ProfileOptions(
+            source=args.profile,
+            samples=args.samples,
+            grid=args.grid,
+            time_limit=args.time_limit,
+            rules=measuring_rules(args),
+            force=args.force,
+            name=args.model,
+        ),
     )
     accuracy = _accuracy(model, result, loaded, args) if loaded else {}
     certificate = result.certificate

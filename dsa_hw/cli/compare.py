@@ -47,9 +47,9 @@ def add(subparsers: Any) -> None:
 
 def add_training(parser: argparse.ArgumentParser, data_required: bool = True) -> None:
     """Model, data, budgets, training and measuring: the same for ``compare`` and ``sweep``."""
-    from dsa_hw.experiments.settings import Settings
+    from dsa_hw.experiments.settings import ExperimentSettings
 
-    default = Settings()
+    default = ExperimentSettings()
     option = parser.add_argument
     option(
         "--model", required=True, metavar="NAME", help="resnet20, torchvision name, timm/NAME or package.module:factory"
@@ -67,24 +67,30 @@ def add_training(parser: argparse.ArgumentParser, data_required: bool = True) ->
     option("--lr", type=float, default=default.lr, help="learning rate of the dense network (%(default)g)")
     option("--finetune-lr", type=float, default=default.finetune_lr, metavar="LR", help="(%(default)g)")
     option("--precision", default=default.precision, choices=("fp32", "bf16"), help="of training (%(default)s)")
-    option("--samples", type=int, default=default.samples, help="configurations to profile (%(default)s)")
-    option(
-        "--time-limit", type=float, default=default.time_limit, metavar="SECONDS", help="for the profile (%(default)g)"
-    )
+    option("--samples", type=int, default=40, help="configurations to profile (%(default)s)")
+    option("--time-limit", type=float, default=600.0, metavar="SECONDS", help="for the profile (%(default)g)")
     option("--seed", type=int, default=0)
     add_measuring(parser)
 
 
 def settings_of(args: argparse.Namespace) -> Any:
     """The training settings that were typed."""
-    from dsa_hw.experiments.settings import Settings
+    from dsa_hw.experiments.settings import ExperimentSettings
 
     epochs = (0.0 if args.weights or not args.data else 20.0) if args.train_epochs is None else args.train_epochs
-    return Settings(
+    return ExperimentSettings(
         train_epochs=epochs, epochs=args.epochs, finetune_epochs=args.finetune_epochs, lr=args.lr,
-        finetune_lr=args.finetune_lr, precision=args.precision, samples=args.samples, seed=args.seed,
-        time_limit=args.time_limit,
+        finetune_lr=args.finetune_lr, precision=args.precision, seed=args.seed,
     )  # fmt: skip
+
+
+def profiling_of(args: argparse.Namespace) -> Any:
+    """Return how to profile, as typed."""
+    from dsa_hw.pipeline.options import ProfileOptions
+
+    return ProfileOptions(
+        samples=args.samples, time_limit=args.time_limit, rules=measuring_rules(args), name=args.model
+    )
 
 
 def model_and_data(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -136,8 +142,8 @@ def run(args: argparse.Namespace) -> int:
     warn_of_random_weights(args, trained=settings.train_epochs > 0)
     table = compare(
         model, loaded, budgets, target=args.target, methods=args.methods, settings=settings, out=args.out,
-        equal=not args.no_equal, name=args.model, rules=measuring_rules(args), progress=not args.json,
-        listener=tell(args),        command=typed(args, "compare"),
+        equal=not args.no_equal, profiling=profiling_of(args), progress=not args.json, listener=tell(args),
+        command=typed(args, "compare"),
     )  # fmt: skip
     if args.json:
         rows = json.loads(table.to_json(orient="records"))

@@ -73,7 +73,8 @@ def _demo(out: Path) -> int:
     from dsa_hw.cli.compare import text_of
     from dsa_hw.errors import MeasurementError
     from dsa_hw.experiments.compare import compare
-    from dsa_hw.experiments.settings import Settings
+    from dsa_hw.experiments.settings import ExperimentSettings
+    from dsa_hw.pipeline.options import ProfileOptions
     from profilers import MeasuringRules
 
     begin = time.perf_counter()
@@ -82,13 +83,10 @@ def _demo(out: Path) -> int:
         print(f"{time.perf_counter() - begin:5.0f} s  {text}", flush=True)
 
     # The last resort accepts every run: then only the order of magnitude counts, and the page says so.
-    choices = [
-        *map(MeasuringRules.allowing, _ALLOWED),
-        replace(MeasuringRules.allowing(10.0), waiting=math.inf, precision=0.05),
-    ]
-    settings = Settings(
-        train_epochs=8, epochs=2, finetune_epochs=4, samples=24, holdout=6, time_limit=45.0, reading=3.0, lr=0.1
-    )
+    everything = replace(MeasuringRules.allowing(10.0), waiting=math.inf, precision=0.05)
+    choices = [*map(MeasuringRules.allowing, _ALLOWED), everything]
+    settings = ExperimentSettings(train_epochs=8, epochs=2, finetune_epochs=4, reading=3.0, lr=0.1)
+    profiling = ProfileOptions(samples=24, holdout=6, time_limit=45.0, name="small inverted-residual network")
     print("dsa_hw demo: a small residual network on digits, FLOPs budgets against latency budgets\n")
     for number, rules in enumerate(choices):
         try:
@@ -97,10 +95,11 @@ def _demo(out: Path) -> int:
                 "digits",
                 [LatencyBudget("50%"), FlopsBudget("50%")],
                 methods=("dsa",),
-                name="small inverted-residual network",
-                settings=settings if number < len(_ALLOWED) else replace(settings, time_limit=240.0),
+                settings=settings,
+                profiling=replace(
+                    profiling, rules=rules, time_limit=profiling.time_limit if number < len(_ALLOWED) else 240.0
+                ),
                 out=out,
-                rules=rules,
                 progress=True,
                 listener=say,
                 command=f"python -m dsa_hw.cli.demo --out {out}",

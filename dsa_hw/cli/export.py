@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
     """Rebuild, export, say where it is."""
     from dsa_hw.channels.plan import Plan
     from dsa_hw.pipeline.result import write_onnx
-    from dsa_hw.pipeline.verification import pruned
+    from dsa_hw.pipeline.verification import pruned_network
     from dsa_hw.utils.files import refuse_overwriting
 
     refuse_overwriting(args.out, args.plan, args.weights)
     plan = Plan.load(args.plan)
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
-    small = pruned(model, plan, inputs, read_weights(args.weights) if args.weights else None)
+    small = pruned_network(model, plan, inputs, read_weights(args.weights) if args.weights else None)
     path = write_onnx(small, inputs, args.out)
     parameters = sum(p.numel() for p in small.parameters())
     if args.json:

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 DEFAULT_TARGET = "onnxruntime/cpu"
-EXIT_CODES = {"MET": 0, "NOT MET": 3, "CANNOT TELL": 4}
+EXIT_CODES = {"MET": 0, "NOT MET": 3, "INCONCLUSIVE": 4}
 
 
 def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_TARGET) -> None:

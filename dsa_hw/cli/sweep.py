@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsa_hw.cli.budget_args import parse_budget
-from dsa_hw.cli.options import EXIT_CODES, measuring_rules, warn_of_random_weights
+from dsa_hw.cli.options import EXIT_CODES, warn_of_random_weights
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweep, and print the front."""
-    from dsa_hw.cli.compare import model_and_data, settings_of, tell
+    from dsa_hw.cli.compare import model_and_data, profiling_of, settings_of, tell
     from dsa_hw.experiments.sweep import sweep
 
     budgets = expand(args.budgets)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     warn_of_random_weights(args, trained=loaded is not None and settings.train_epochs > 0)
     table = sweep(
         model, budgets, data=loaded, target=args.target, method=args.method, settings=settings, out=args.out,
-        name=args.model, rules=measuring_rules(args), progress=not args.json, listener=tell(args),
+        profiling=profiling_of(args), progress=not args.json, listener=tell(args),
     )  # fmt: skip
     if args.json:
         rows = json.loads(table.to_json(orient="records"))

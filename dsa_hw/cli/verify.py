@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure again and compare."""
     from dsa_hw.channels.plan import Plan
     from dsa_hw.pipeline.certificate import Certificate
-    from dsa_hw.pipeline.verification import recheck
+    from dsa_hw.pipeline.verification import verify
 
     plan = Plan.load(args.plan)
     Certificate.from_dict(plan.certificate)  # before anything is loaded
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
-    found = recheck(
+    found = verify(
         plan,
         model,
         example_inputs=inputs,
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         content = {
-            "verdict": found.now.verdict,
+            "verdict": str(found.now.verdict),
             "same_device": found.same_device,
             "device": found.device,
             "versions": found.versions,

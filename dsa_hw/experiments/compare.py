@@ -1,19 +1,15 @@
-"""Compare budgets: what would a FLOPs budget have given instead of a latency budget, on this device, with this data?
+"""Compare budgets: what would a FLOPs budget have given in place of a latency budget, on this device, with this data?
 
-    dsa_hw.compare("resnet20", "digits", [FlopsBudget("50%"), LatencyBudget("50%")], train_epochs=20, out="report")
-
-One dense network, one profile; for every budget and method an allocation, surgery, fine-tuning. Latency budgets are
-measured and corrected as ``dsa_hw.allocate`` does. Then the fair question: each FLOPs-budget network is brought to the
-*measured* latency of the latency-budget network (`dsa_hw.experiments.equal_latency`). At the end all networks are
-timed in one interleaved session.
+One dense network and one profile; for every budget and method an allocation, surgery and fine-tuning, by the pipeline
+of `dsa_hw.allocate`. Then each FLOPs-budget network is brought to the measured latency of the latency-budget network
+(`dsa_hw.experiments.equal_latency`). At the end all networks are measured in one interleaved session.
 """
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,30 +18,39 @@ import pandas as pd
 import torch
 from torch import nn
 
+import budgets as cost_models
+from budgets import Budget, LatencyBudget
 from budgets.budget import CountedBudget
-from dsa_hw.channels import ChannelGroups, find_groups, shrink
+from dsa_hw.channels import find_groups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, MeasurementError
-from dsa_hw.experiments.equal_latency import match
-from dsa_hw.experiments.run_folder import Workshop, digest, rewind, slug, train, train_dense
-from dsa_hw.experiments.settings import Settings
+from dsa_hw.experiments.dense import named_data, named_model, rewind, train, train_dense
+from dsa_hw.experiments.equal_latency import match_latency
+from dsa_hw.experiments.report import write
+from dsa_hw.experiments.report.collect import ReportInputs, collect
+from dsa_hw.experiments.run_folder import RunFolder, slug
+from dsa_hw.experiments.settings import ExperimentSettings
+from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.costs import CostSet
-from dsa_hw.methods.problem import Problem, Proposal, realise
-from dsa_hw.methods.registry import check_method, solve
-from dsa_hw.methods.rounding import round_widths
-from dsa_hw.pipeline.certificate import CANNOT_TELL, Reading, limit_of, reference_of, verdict_of
-from dsa_hw.pipeline.constraints import Line, Work, prepare
-from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
-from dsa_hw.pipeline.refinement import settle
+from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
+from dsa_hw.methods.registry import check_method
+from dsa_hw.pipeline.allocate import as_problem
+from dsa_hw.pipeline.constraints import Constraint, resolve_budgets
+from dsa_hw.pipeline.cost_models import Task, profile_for
+from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
+from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
+from dsa_hw.pipeline.reading import Reading, Verdict, judge
+from dsa_hw.pipeline.refinement import best_candidate, find_network
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import fingerprint_data
 from dsa_hw.training.metrics import correct_predictions
+from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.modules import weights_digest
 from dsa_hw.utils.progress import Bar
+from profilers.targets import resolve
 
 if TYPE_CHECKING:
-    from budgets import Budget, CostModel
     from dsa_hw.zoo.data import Data
-    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["compare"]
@@ -61,57 +66,56 @@ def compare(
     *,
     target: str | Target = "onnxruntime/cpu",
     methods: Sequence[str] | Mapping[str, Sequence[str]] = ("dsa", "uniform"),
-    settings: Settings | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    settings: ExperimentSettings | None = None,
+    profiling: ProfileOptions | None = None,
+    refinement: RefinementOptions | None = None,
     out: str | Path | None = None,
     equal: bool = True,
-    name: str | None = None,
-    rules: MeasuringRules | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = False,
     listener: Callable[[str], None] | None = None,
     command: str = "",
-    **more: Any,
 ) -> pd.DataFrame:
-    """A row per budget and method: FLOPs, parameters, measured latency with its interval, accuracies.
+    """Compare budgets and methods on one network, with measured latencies and accuracies.
 
     Args:
-        model: a name (``dsa_hw.zoo.models``, random weights: give ``train_epochs``) or a module with its weights.
-        data: a name, or a ``dsa_hw.zoo.data.Data``.
-        budgets: any of FLOPs, parameters, activation memory and latency, several of a kind for a front.
-        target: where latency is measured; ``rules`` are the rules of measuring.
-        methods: names from ``dsa_hw.methods.registry``, or these by kind of budget ("latency", "flops", "params",
-        "memory");
-            ``options`` are their settings, by method.
-        settings: see `Settings`; single ones can be given by name (``epochs=2``).
-        out: folder for everything, continued where it exists; its ``index.html`` is the report. None: nothing is kept.
-        equal: also bring the FLOPs-budget networks to the measured latency of the latency-budget networks.
-        listener: gets a line of text for each step.
+        model: A name (`dsa_hw.zoo.models`; the weights are random, so set ``settings.train_epochs``) or a module.
+        data: A name, or a `dsa_hw.zoo.data.Data`.
+        budgets: Budgets of any kind, several of one kind for a front.
+        target: Where latency is measured.
+        methods: Names of methods, or names by kind of budget ("latency", "flops", ...).
+        options: Settings of the methods, by method.
+        settings: How networks are trained and measured.
+        profiling: How the cost model is obtained.
+        refinement: How keep ratios become a network.
+        out: Folder for everything, continued where it exists; its ``index.html`` is the report. None keeps nothing.
+        equal: Whether to bring the FLOPs-budget networks to the measured latency of the latency-budget networks.
+        progress: Whether to show progress bars on a terminal.
+        listener: Called with a line of text for each step.
+        command: The command line, for the report.
 
     Returns:
-        Columns as in ``dsa_hw.experiments.report.findings.COLUMNS``, and ``verdict`` of latency budgets.
-        ``attrs["widths"]``: id ->
-        group -> width; ``attrs["report"]``: the page. Raises `MeasurementError` where times cannot be trusted; what was
-        trained stays in ``out``.
+        A row for each budget and method, with the columns of ``dsa_hw.experiments.report.findings.COLUMNS`` and the
+        ``verdict``. ``attrs["widths"]`` maps id to group to width, ``attrs["report"]`` is the page.
+
+    Raises:
+        BudgetError: There is no budget or no method, or a latency budget is on another target.
+        InfeasibleBudgetError: A budget cannot be met; raised before anything is allocated.
+        MeasurementError: Latencies cannot be trusted; what was trained stays in ``out``.
     """
-    chosen = Settings(**{**asdict(settings or Settings()), **more})
     with tempfile.TemporaryDirectory() as spare:
-        job = _Job(
-            model, data, list(budgets), target, methods, chosen, Path(out or spare), name, rules,
-            dict(options or {}), progress, listener or (lambda text: None), command,
+        run = _Run(
+            model, data, list(budgets), resolve(target), methods, dict(options or {}),
+            settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
+            Path(out or spare), progress, listener or (lambda text: None), command,
         )  # fmt: skip
-        frame = job.run(equal)
+        table = run.run(equal)
         if out is None:
-            frame.attrs.pop("report")
-        return frame
+            table.attrs.pop("report")
+        return table
 
 
-def _kind(budget: Budget) -> str:
-    if budget.dimension == "energy":
-        raise BudgetError(f"Budgets of a comparison may limit latency, FLOPs, parameters and memory; got {budget}.")
-    return budget.key
-
-
-class _Job:
+class _Run:
     """One comparison, step by step."""
 
     def __init__(
@@ -119,250 +123,222 @@ class _Job:
         model: str | nn.Module,
         data: str | Data,
         budgets: list[Budget],
-        target: str | Target,
+        target: Target,
         methods: Sequence[str] | Mapping[str, Sequence[str]],
-        settings: Settings,
-        out: Path,
-        name: str | None,
-        rules: MeasuringRules | None,
         options: dict[str, Mapping[str, Any]],
+        settings: ExperimentSettings,
+        profiling: ProfileOptions,
+        refinement: RefinementOptions,
+        out: Path,
         progress: bool,
         say: Callable[[str], None],
         command: str,
     ) -> None:
-        from budgets import LatencyBudget
-        from dsa_hw.zoo import data as datasets
-        from dsa_hw.zoo import models
-        from profilers import MeasuringRules
-        from profilers.targets import resolve
-
         if not budgets or not methods:
-            raise BudgetError(f"{len(budgets)} budgets and {len(methods)} methods asked for; give at least one of each")
-        self.kinds = [_kind(b) for b in budgets]
+            raise BudgetError(f"Give at least one budget and one method; got {len(budgets)} and {len(methods)}.")
         self.wanted = [
-            (i, m)
-            for i, kind in enumerate(self.kinds)
-            for m in (methods.get(kind, ()) if isinstance(methods, Mapping) else methods)
+            (i, method)
+            for i, budget in enumerate(budgets)
+            for method in (methods.get(budget.key, ()) if isinstance(methods, Mapping) else methods)
         ]
         for _, method in self.wanted:
             check_method(method)
-        self.settings, self.options = settings, options
+        for budget in budgets:
+            if isinstance(budget, LatencyBudget) and budget.target and resolve(budget.target).title != target.title:
+                raise BudgetError(f"{budget}: a comparison measures latency on one target, {target.title}.")
+        self.budgets, self.target, self.options = budgets, target, options
+        self.settings, self.profiling, self.refinement = settings, profiling, refinement
         self.progress, self.say, self.command = progress, say, command
-        self.target = resolve(target)
-        self.requested = rules or MeasuringRules()
         timed = next((b for b in budgets if isinstance(b, LatencyBudget)), LatencyBudget("50%"))
-        self.rules = rules_for(timed, self.requested)
-        self.data = datasets.load_data(data, seed=settings.seed) if isinstance(data, str) else data
+        self.rules = rules_for(timed, profiling.rules)
+        found = named_data(data, settings.seed)
+        assert found is not None
+        self.data = found
         torch.manual_seed(settings.seed)
-        if isinstance(model, str):
-            self.name, self.dense = name or model, models.load_model(model, self.data.shape)[0]
-        else:
-            self.name, self.dense = name or type(model).__name__, copy.deepcopy(model)
-        self.inputs = (torch.randn(self.data.shape, generator=torch.Generator().manual_seed(0)),)
+        self.dense, self.name, _ = named_model(model, profiling.name, found)
+        inputs = (torch.randn(found.shape, generator=torch.Generator().manual_seed(0)),)
         question = {
-            "what": "comparison", "model": self.name, "weights": digest(self.dense), "data": self.data.name,
-            "contents": fingerprint_data(self.data.train, self.data.val, self.data.test),
-            "target": self.target.title, "statistic": self.rules.statistic, **settings.question(),
+            "what": "comparison", "model": self.name, "weights": weights_digest(self.dense)[:16], "data": found.name,
+            "contents": fingerprint_data(found.train, found.val, found.test), "target": target.title,
+            "statistic": self.rules.statistic, "samples": profiling.samples, "holdout": profiling.holdout,
+            "grid": profiling.grid, "refinement": repr(refinement), **settings.question(),
             "options": {m: dict(o) for m, o in options.items()},
         }  # fmt: skip
-        self.shop = Workshop(out, question)
-        self.groups: ChannelGroups = find_groups(self.dense, self.inputs)
-        self.gauge = DeviceGauge(self.target, self.inputs, self.rules, settings.seed)
-        self.budgets = budgets
-        self.profile: pd.DataFrame
-        self.cost: CostModel
-        self.grid: Any
+        self.folder = RunFolder(out, question)
+        self.groups = find_groups(self.dense, inputs)
+        self.task = Task(
+            self.dense, self.groups, inputs, replace(profiling, name=self.name), refinement.minimum, settings.seed,
+            self.folder.path / "profile.sqlite",
+        )  # fmt: skip
+        self.meter = DeviceMeter(target, inputs, self.rules, settings.seed)
 
     def run(self, equal: bool) -> pd.DataFrame:
         """Train, profile, allocate, bring to equal latency, measure, report."""
-        # Counted budgets need no measurement: check them before anything that takes time.
-        self._lines([b for b in self.budgets if isinstance(b, CountedBudget)])
-        self._train_dense()
-        self._learn()
-        lines = self._lines(self.budgets, self.cost)
-        wanted = self.wanted
-        for number, (i, method) in enumerate(wanted, 1):
+        # Counted budgets are checked before anything is trained or measured.
+        resolve_budgets([b for b in self.budgets if isinstance(b, CountedBudget)], self.task, None)
+        train_dense(self.folder, self.dense, self.data, self.settings, progress=self.progress, say=self.say)
+        self._profile()
+        constraints = self._constraints()
+        ids = [DENSE]
+        for number, (i, method) in enumerate(self.wanted, 1):
             id = self._id(i, method)
-            if id not in self.shop.rows():
-                self.say(f"[{number}/{len(wanted)}] {self.budgets[i]}, {method}")
-                self._budget(id, lines[i], self.kinds[i], method)
-        ids = [DENSE, *(self._id(i, m) for i, m in wanted)]
-        for ours, theirs in self._twins(lines) if equal else []:
-            id = f"{theirs}@{ours}"
-            if id not in self.shop.rows():
-                self.say(f"bringing {theirs} to the measured latency of {ours}")
-                self._bring(id, ours, theirs, lines[int(self.shop.rows()[theirs]["budget"])])
             ids.append(id)
+            if id not in self.folder.rows():
+                self.say(f"[{number}/{len(self.wanted)}] {self.budgets[i]}, {method}")
+                self._allocate(id, i, constraints[i], method)
+        for ours, theirs in self._twins(constraints) if equal else []:
+            id = f"{theirs}@{ours}"
+            ids.append(id)
+            if id not in self.folder.rows():
+                self.say(f"bringing {theirs} to the measured latency of {ours}")
+                self._match(id, ours, theirs, constraints[int(self.folder.rows()[theirs]["budget"])])
         return self._report(ids, self._session(ids))
 
     def _id(self, i: int, method: str) -> str:
-        return f"{self.kinds[i]}-{str(self.budgets[i].quantity).replace(' ', '')}-{method}"
+        return f"{self.budgets[i].key}-{str(self.budgets[i].quantity).replace(' ', '')}-{method}"
 
-    def _train_dense(self) -> None:
-        train_dense(self.shop, self.dense, self.data, self.settings, self.progress, self.say)
-
-    def _learn(self) -> None:
-        import budgets
-        import profilers
-
+    def _profile(self) -> None:
         self.say(f"profiling on {self.target.title}")
-        with Bar(self.progress) as listener:
-            self.profile = profilers.profile(
-                self.dense, self.inputs, self.target, samples=self.settings.samples, holdout=self.settings.holdout,
-                out=self.shop.path / "profile.sqlite", time_limit=self.settings.time_limit, rules=self.rules,
-                seed=self.settings.seed, name=self.name, groups=self.groups, listener=listener,
-            )  # fmt: skip
-        self.cost = budgets.fit(self.profile, self.groups)
-        self.grid = np.array([int(self.profile.attrs["grid"].get(n, 1)) for n in self.groups.names], np.int64)
+        with Bar(self.progress) as bar:
+            task = replace(self.task, listener=bar)
+            self.profile = profile_for(task, self.target, self.rules, source=self.profiling.source)
+        self.cost = cost_models.fit(self.profile, self.groups)
+        self.grid = np.array([int(self.profile.grid.get(n, 1)) for n in self.groups.names], np.int64)
 
-    def _lines(self, budgets: Sequence[Budget], cost: CostModel | None = None) -> list[Line]:
-        work = Work(
-            self.dense, self.groups, self.inputs, rules=self.requested, minimum=self.settings.minimum,
-            seed=self.settings.seed,
-        )  # fmt: skip
-        return prepare(budgets, work, self.target, cost)
+    def _constraints(self) -> list[Constraint]:
+        """Return a constraint for each budget, all on the grid of the target."""
+        known = [
+            replace(b, profile=self.cost) if isinstance(b, LatencyBudget) and b.profile is None else b
+            for b in self.budgets
+        ]
+        task = replace(self.task, profiling=replace(self.task.profiling, source=None))
+        return [replace(c, grid=self.grid) for c in resolve_budgets(known, task, self.target)]
 
-    def _solve(self, id: str, cost: Any, limit: float, method: str) -> Proposal:
-        s = self.settings
+    def _propose(self, id: str, constraint: Constraint, method: str) -> tuple[Problem, Proposal]:
         rewind(self.data.train, self.data.val)
-        torch.manual_seed(s.seed)
-        costs = CostSet([cost], self.groups.sizes, [limit])
-        problem = Problem(
-            self.dense, self.groups, costs, self.inputs, self.grid, self.data.train, self.data.val,
-            minimum=s.minimum, epochs=s.epochs, seed=s.seed, progress=self.progress,
-            options=dict(self.options.get(method, {})), folder=self.shop.begun(id, f"allocating under {limit:.6g}"),
+        torch.manual_seed(self.settings.seed)
+        problem = as_problem(
+            self.task, [constraint], self.refinement, train=self.data.train, val=self.data.val,
+            options={"epochs": self.settings.epochs, **self.options.get(method, {})}, progress=self.progress,
         )  # fmt: skip
-        return solve(problem, method)
+        folder = self.folder.unfinished(id, f"allocating under {constraint.limit:.6g}")
+        folder.mkdir(parents=True, exist_ok=True)
+        return problem, solve_or_resume(problem, method, folder)
 
-    def _budget(self, id: str, line: Line, kind: str, method: str) -> None:
-        proposal = self._solve(id, line.cost, line.limit, method)
-        sizes, s = self.groups.sizes, self.settings
-        if kind == "latency":
-            rounds = settle(
-                [line], proposal.alpha, sizes, self.grid, lambda w: self._read(proposal, w), minimum=s.minimum
-            )
-            widths = max(rounds, key=lambda r: r.rank).widths
-        else:
-            costs = CostSet([line.cost], sizes, [line.limit], [line.budget])
-            widths = round_widths(proposal.alpha, costs, self.grid, minimum=s.minimum)
-        about = {"budget": self.budgets.index(line.budget), "kind": kind, "asked": str(line.budget.quantity)}
-        about |= {"method": method, "matches": "", "limit": line.limit}
-        self._finish(id, about, proposal, widths, line)
-
-    def _read(self, proposal: Proposal, widths: Any) -> tuple[list[Any], list[Any]]:
-        found = self.gauge.read(
-            {"network": self._shrunk(proposal, widths)[0], DENSE: self.dense}, 2 * self.settings.reading
+    def _allocate(self, id: str, i: int, constraint: Constraint, method: str) -> None:
+        problem, proposal = self._propose(id, constraint, method)
+        candidates, found = find_network(
+            problem, proposal, [constraint], self.refinement, reading_limit=2 * self.settings.reading
         )
-        return [found["network"]], [found[DENSE]]
+        about = {"budget": i, "kind": self.budgets[i].key, "asked": str(self.budgets[i].quantity), "method": method}
+        about |= {"matches": "", "limit": constraint.limit, "verdict": str(best_candidate(candidates).verdict)}
+        self._finish(id, about, proposal, found, constraint)
 
-    def _shrunk(self, proposal: Proposal, widths: Any) -> tuple[nn.Module, list[Any]]:
-        problem = Problem(self.dense, self.groups, CostSet([self.cost], self.groups.sizes))
-        found = realise(problem, proposal, widths)
-        return found.model.eval(), found.kept
-
-    def _finish(self, id: str, about: dict[str, Any], proposal: Proposal, widths: Any, line: Line) -> None:
-        """Shrink, fine-tune, test, and write everything down."""
-        s = self.settings
-        small, kept = self._shrunk(proposal, widths)
+    def _finish(
+        self, id: str, about: dict[str, Any], proposal: Proposal, found: Realised, constraint: Constraint
+    ) -> None:
+        """Fine-tune, test, and write everything down."""
+        s, small = self.settings, found.model.eval()
         recalibrate(small, self.data.train)
         before = float(correct_predictions(small, self.data.test).mean())
-        adapted = digest(proposal.model) != digest(self.dense)
+        adapted = weights_digest(proposal.model) != weights_digest(self.dense)
         epochs = s.finetune_epochs + (0.0 if adapted else s.epochs)
         if epochs:
-            begun = self.shop.begun(id, f"fine-tuning {widths.tolist()}")
-            train(small, self.data.train, epochs, s.finetune_lr, s, self.progress, f"fine-tuning {id}", begun)
-        right = correct_predictions(small, self.data.test)
-        names, sizes = self.groups.names, self.groups.sizes
-        self.shop.keep(id, small, correct=torch.from_numpy(right))
-        Plan.of(self.groups, kept).save(self.shop.path / "plans" / f"{slug(id)}.json")
+            train(
+                small, self.data.train, epochs, s.finetune_lr, s, progress=self.progress, title=f"fine-tuning {id}",
+                folder=self.folder.unfinished(id, f"fine-tuning {found.widths.tolist()}"),
+            )  # fmt: skip
+        correct = correct_predictions(small, self.data.test)
+        self.folder.keep(id, small, correct=torch.from_numpy(correct))
+        Plan.of(self.groups, found.kept).save(self.folder.path / "plans" / f"{slug(id)}.json")
         history = proposal.history
         if {"step", "used_0", "limit_0"} <= set(history.columns):
-            dense = float(CostSet([line.cost], sizes).dense[0])
-            pd.DataFrame(
-                {
-                    "step": history["step"],
-                    "cost": history["used_0"] * about["limit"] / dense,
-                    "limit": history["limit_0"] / dense,
-                }
-            ).to_csv(self.shop.path / "histories" / f"{slug(id)}.csv", index=False)
-        self.shop.add(
+            dense = float(CostSet([constraint.cost], self.groups.sizes).dense[0])
+            shares = {
+                "step": history["step"],
+                "cost": history["used_0"] * about["limit"] / dense,
+                "limit": history["limit_0"] / dense,
+            }
+            pd.DataFrame(shares).to_csv(self.folder.path / "histories" / f"{slug(id)}.csv", index=False)
+        self.folder.add(
             {
                 "id": id,
                 **about,
                 "accuracy_before": before,
-                "accuracy": float(right.mean()),
+                "accuracy": float(correct.mean()),
                 "epochs": epochs + (s.epochs if adapted else 0.0),
                 "alpha": [float(a) for a in proposal.alpha],
-                "widths": {n: int(w) for n, w in zip(names, widths, strict=True)},
+                "widths": {n: int(w) for n, w in zip(self.groups.names, found.widths, strict=True)},
             }
         )
 
-    def _twins(self, lines: Sequence[Line]) -> list[tuple[str, str]]:
-        """(latency-budget network, FLOPs-budget network of the same method that is nearest in what was asked)."""
-        share = [line.limit / line.dense for line in lines]
+    def _twins(self, constraints: Sequence[Constraint]) -> list[tuple[str, str]]:
+        """Return pairs of a latency-budget network and the nearest FLOPs-budget network of the same method."""
+        share = [c.limit / c.dense for c in constraints]
         found = []
         for i, method in self.wanted:
-            others = [j for j, m in self.wanted if self.kinds[j] == "flops" and m == method]
-            if self.kinds[i] == "latency" and others:
+            others = [j for j, m in self.wanted if self.budgets[j].key == "flops" and m == method]
+            if self.budgets[i].key == "latency" and others:
                 j = min(others, key=lambda j: abs(share[j] - share[i]))
                 found.append((self._id(i, method), self._id(j, method)))
         return found
 
-    def _bring(self, id: str, ours: str, theirs: str, line: Line) -> None:
+    def _match(self, id: str, ours: str, theirs: str, constraint: Constraint) -> None:
         """Find the FLOPs budget whose network takes as long as ``ours``, allocate under it, measure, adjust."""
-        rows, sizes, s = self.shop.rows(), self.groups.sizes, self.settings
-        goal_widths = np.array([rows[ours]["widths"][n] for n in self.groups.names])
+        rows, sizes = self.folder.rows(), self.groups.sizes
+        costs = CostSet([self.cost], sizes)
         goal = self._rebuilt(ours)
 
-        def seconds(widths: Any) -> float:
-            return float(CostSet([self.cost], sizes).at_widths(widths)[0])
+        def seconds(widths: Ints) -> float:
+            return float(costs.at_widths(widths)[0])
 
-        aim = seconds(goal_widths)
-        guess = match(np.array(rows[theirs]["alpha"]), sizes, line.cost, seconds, aim, self.grid, minimum=s.minimum)
-        proposal = self._solve(id, line.cost, guess.limit, rows[theirs]["method"])
-        tried: dict[tuple[int, ...], tuple[float, Any]] = {}
+        def matched(alpha: Any, aim: float) -> Any:
+            return match_latency(
+                alpha, sizes, constraint.cost, seconds, aim, self.grid, minimum=self.refinement.minimum
+            )
+
+        aim = seconds(np.array([rows[ours]["widths"][n] for n in self.groups.names]))
+        limit = matched(np.array(rows[theirs]["alpha"]), aim).limit
+        problem, proposal = self._propose(id, replace(constraint, limit=limit), rows[theirs]["method"])
+        tried: dict[tuple[int, ...], tuple[float, float, Realised]] = {}
         for _ in range(_MOST):
-            found = match(proposal.alpha, sizes, line.cost, seconds, aim, self.grid, minimum=s.minimum)
-            key = tuple(found.widths.tolist())
+            match = matched(proposal.alpha, aim)
+            key = tuple(match.widths.tolist())
             if key in tried:
                 break
-            small, _ = self._shrunk(proposal, found.widths)
-            readings = self.gauge.read({"network": small, "goal": goal}, 2 * s.reading)
+            found = realise(problem, proposal, match.widths)
+            readings = self.meter.read({"network": found.model, "goal": goal}, 2 * self.settings.reading)
             ratio = readings["network"].value / readings["goal"].value
-            tried[key] = (abs(float(np.log(ratio))), found)
+            tried[key] = (abs(float(np.log(ratio))), match.limit, found)
             if abs(ratio - 1) <= _CLOSE:
                 break
-            aim = found.seconds / ratio  # what must be predicted for the two to be measured equal
-        best = min(tried.values(), key=lambda pair: pair[0])[1]
-        about = {**{k: rows[theirs][k] for k in ("budget", "kind", "asked", "method")}, "matches": ours}
-        self._finish(id, {**about, "limit": best.limit}, proposal, best.widths, line)
+            aim = match.seconds / ratio  # what must be predicted for the two to be measured equal
+        _, limit, best = min(tried.values(), key=lambda item: item[0])
+        about = {k: rows[theirs][k] for k in ("budget", "kind", "asked", "method")}
+        self._finish(id, {**about, "matches": ours, "limit": limit, "verdict": ""}, proposal, best, constraint)
 
     def _rebuilt(self, id: str) -> nn.Module:
-        """A finished network from its plan and weights."""
+        """Return a finished network from its plan and weights."""
         if id == DENSE:
             return self.dense
-        plan = Plan.load(self.shop.path / "plans" / f"{slug(id)}.json")
+        plan = Plan.load(self.folder.path / "plans" / f"{slug(id)}.json")
         small = shrink(self.dense, self.groups, [np.asarray(u) for u in plan.kept])
-        kept = self.shop.weights(id)
+        kept = self.folder.weights(id)
         if kept is None:
-            raise DsaError(f"the weights of {id} are missing in {self.shop.path}: delete its line in rows.jsonl")
+            raise DsaError(f"The weights of {id} are missing in {self.folder.path}. Delete its line in rows.jsonl.")
         small.load_state_dict(kept["state_dict"])
         return small.eval()
 
     def _session(self, ids: Sequence[str]) -> dict[str, Any]:
-        """All networks in one interleaved session; one that was made with the same networks and rules is used again."""
-        rules = asdict(self.gauge.rules)
-        known = self.shop.read("session.json")
-        if (
-            known
-            and known["ids"] == list(ids)
-            and known["rules"] == rules
-            and known["environment"] == dict(self.gauge.environment)
-        ):
+        """Measure all networks in one interleaved session, or reuse one of the same networks and rules."""
+        rules = asdict(self.meter.rules)
+        known = self.folder.read("session.json")
+        same = {"ids": list(ids), "rules": rules, "environment": dict(self.meter.environment)}
+        if known and {key: known[key] for key in same} == same:
             return dict(known)
         self.say(f"measuring {len(ids)} networks in one interleaved session")
         with Bar(self.progress) as bar:
-            found = self.gauge.read(
+            found = self.meter.read(
                 {id: self._rebuilt(id) for id in ids},
                 self.settings.reading * len(ids),
                 lambda id, done: bar.say("measuring all networks", done, id),
@@ -373,45 +349,38 @@ class _Job:
             id, why = next(iter(doubtful.items()))
             raise MeasurementError(
                 f"{len(doubtful)} of {len(ids)} networks cannot be timed on {self.target.title}; {id}: {why}. What was "
-                f"trained is kept: repeat the command on a quieter machine, or accept more disturbance with --allow 5%"
+                "trained is kept: repeat the command on a quieter machine, or accept more interference with --allow 5%."
             )
-        session = {
-            "ids": list(ids), "rules": rules, "environment": dict(self.gauge.environment),
-            "date": pd.Timestamp.now().strftime("%Y-%m-%d"), "readings": {id: asdict(r) for id, r in found.items()},
-        }  # fmt: skip
-        self.shop.write("session.json", session)
+        date = pd.Timestamp.now().strftime("%Y-%m-%d")
+        session = {**same, "date": date, "readings": {id: asdict(r) for id, r in found.items()}}
+        self.folder.write("session.json", session)
         return session
 
     def _decided(self, found: Mapping[str, Reading]) -> bool:
-        """Whether the verdict of every latency budget is clear."""
-        rows, dense = self.shop.rows(), found[DENSE]
-        for id in found.keys() & rows.keys():
-            if rows[id]["kind"] == "latency":
-                budget = self.budgets[int(rows[id]["budget"])]
-                limit = limit_of(budget, dense.value)
-                if verdict_of(found[id], limit, reference_of(budget, dense, False))[0] == CANNOT_TELL:
-                    return False
-        return True
+        """Return whether the verdict of every latency budget is clear."""
+        rows = self.folder.rows()
+        judgements = (
+            judge(self.budgets[int(rows[id]["budget"])], found[id], found[DENSE], exact=False)
+            for id in found.keys() & rows.keys()
+            if rows[id]["kind"] == "latency"
+        )
+        return all(judgement.verdict != Verdict.INCONCLUSIVE for judgement in judgements)
 
     def _report(self, ids: Sequence[str], session: dict[str, Any]) -> pd.DataFrame:
-        from dsa_hw.experiments.report import write
-        from dsa_hw.experiments.report.collect import Source, gather
-
-        source = Source(
-            self.shop, ids, session, self.groups, self.cost, self.profile, self.budgets, self.name, self.data.name,
-            self._training(), self.command,
-        )  # fmt: skip
-        findings = gather(source)
-        frame = findings.rows.copy()
-        frame.to_csv(self.shop.path / "comparison.csv", index=False)
-        page = write(findings, self.shop.path / "index.html")
-        widths = {str(id): {g: int(w) for g, w in row.items()} for id, row in findings.widths.iterrows()}
-        frame.attrs = {"widths": widths, "report": str(page), "headline": findings.headline()}
-        return frame
-
-    def _training(self) -> str:
         s = self.settings
-        return (
+        training = (
             f"{s.train_epochs:g} epochs for the dense network, then {s.epochs + s.finetune_epochs:g} for every pruned "
             f"one (of these {s.epochs:g} while allocating, where the method trains); {s.precision}, seed {s.seed}"
         )
+        findings = collect(
+            ReportInputs(
+                self.folder, ids, session, self.groups, self.cost, self.profile, self.budgets, self.name,
+                self.data.name, training, self.command,
+            )
+        )  # fmt: skip
+        table = findings.rows.copy()
+        table.to_csv(self.folder.path / "comparison.csv", index=False)
+        page = write(findings, self.folder.path / "index.html")
+        widths = {str(id): {g: int(w) for g, w in row.items()} for id, row in findings.widths.iterrows()}
+        table.attrs = {"widths": widths, "report": str(page), "headline": findings.headline()}
+        return table

@@ -1,9 +1,7 @@
 """Sweep a budget: the front of what is possible, from one profile and warm-started allocations, each point certified.
 
-    dsa_hw.sweep(model, [LatencyBudget(f"{p}%") for p in (90, 70, 50, 30)], data="digits", out="front")
-
-From the largest budget down: each allocation starts from the weights that the one before has adapted, which have
-already learnt to live with fewer channels. A budget that cannot be kept ends the front and does not undo it.
+Each allocation starts from the weights that the next larger budget adapted, which already work with fewer channels. A
+budget that cannot be met ends the front and does not discard it.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +18,27 @@ import pandas as pd
 import torch
 from torch import nn
 
-from budgets.budget import CountedBudget
+from budgets import Budget, CostModel
+from budgets.budget import MeasuredBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
-from dsa_hw.experiments.run_folder import Workshop, digest, rewind, slug, train, train_dense
-from dsa_hw.experiments.settings import Settings
+from dsa_hw.experiments.dense import named_data, named_model, rewind, train, train_dense
+from dsa_hw.experiments.report import plots
+from dsa_hw.experiments.run_folder import RunFolder, slug
+from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.allocate import allocate
-from dsa_hw.pipeline.constraints import Work, learn
+from dsa_hw.pipeline.cost_models import Task, fit_cost_model
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.meters import rules_for
+from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.training.fingerprints import fingerprint_data
-from dsa_hw.training.metrics import correct_predictions
+from dsa_hw.training.metrics import accuracy
+from dsa_hw.utils.modules import weights_digest
 from dsa_hw.utils.progress import Bar
+from profilers.targets import resolve
 
 if TYPE_CHECKING:
-    from budgets import Budget, CostModel
-    from dsa_hw.pipeline.result import Allocation
     from dsa_hw.zoo.data import Data
-    from profilers import MeasuringRules
     from profilers.targets import Target
 
 __all__ = ["sweep"]
@@ -51,43 +52,55 @@ def sweep(
     example_inputs: Any = None,
     target: str | Target = "onnxruntime/cpu",
     method: str = "dsa",
-    settings: Settings | None = None,
+    options: Mapping[str, Any] | None = None,
+    settings: ExperimentSettings | None = None,
+    profiling: ProfileOptions | None = None,
+    refinement: RefinementOptions | None = None,
     out: str | Path | None = None,
-    name: str | None = None,
-    rules: MeasuringRules | None = None,
-    options: dict[str, Any] | None = None,
     progress: bool = False,
     listener: Callable[[str], None] | None = None,
-    **more: Any,
 ) -> pd.DataFrame:
-    """A row per budget, from the largest down: limit, predicted, measured, interval, utilisation, verdict, accuracy.
+    """Allocate under several budgets of one kind, from the largest down.
 
     Args:
-        model: a name (random weights: give ``train_epochs`` and ``data``) or a module with its weights.
-        budgets: several of one kind.
-        data: a name or a ``dsa_hw.zoo.data.Data``; without it, made-up inputs guide the choice and no accuracy is
-        known. target, rules: where and by which rules latency is measured.
-        method, options: how keep ratios are found.
-        settings: see ``dsa_hw.experiments.run_folder.Settings``; single ones can be given by name (``epochs=2``).
-        out: folder for everything, continued where it exists: ``front.csv``, ``front.png``, ``plans/``, ``networks/``.
+        model: A name (the weights are random, so set ``settings.train_epochs`` and ``data``) or a module.
+        budgets: Several budgets of one kind.
+        data: A name or a `dsa_hw.zoo.data.Data`. None uses synthetic inputs, and no accuracy is known.
+        example_inputs: Inputs of a module; None infers them.
+        target: Where measured budgets hold that name no target.
+        method: Name of the method.
+        options: Settings of the method.
+        settings: How networks are trained and measured.
+        profiling: How the cost model is obtained.
+        refinement: How keep ratios become a network.
+        out: Folder for everything, continued where it exists: ``front.csv``, ``front.png``, ``plans/``, ``networks/``.
+        progress: Whether to show progress bars on a terminal.
+        listener: Called with a line of text for each step.
 
-    Costs are in base units (s, FLOPs, ...). ``attrs["widths"]``: budget -> group -> width. ``attrs["infeasible"]``:
-    budget -> why it cannot be kept; such a budget has no row. Raises ``InfeasibleBudgetError`` where none can be kept.
+    Returns:
+        A row for each budget: limit, predicted, measured, interval, utilisation, verdict, accuracy. Costs are in base
+        units. ``attrs["widths"]`` maps budget to group to width. ``attrs["infeasible"]`` maps each budget that cannot
+        be met, which has no row, to the reason.
+
+    Raises:
+        BudgetError: There is no budget, or they are of several kinds.
+        InfeasibleBudgetError: Not even the largest budget can be met.
     """
     if not budgets:
-        raise BudgetError("no budget to sweep over: give several, for example latency=30%..90%:7")
+        raise BudgetError("A sweep needs budgets, for example latency=30%..90%:7; got none.")
     if len({type(b) for b in budgets}) > 1:
-        raise BudgetError(f"a sweep is over one kind of budget; found {', '.join(sorted({b.title for b in budgets}))}")
-    chosen = Settings(**{**asdict(settings or Settings()), **more})
+        kinds = ", ".join(sorted({b.key for b in budgets}))
+        raise BudgetError(f"A sweep needs budgets of one kind; got {kinds}.")
     with tempfile.TemporaryDirectory() as spare:
-        job = _Sweep(
-            model, list(budgets), data, example_inputs, target, method, chosen, Path(out or spare), name, rules,
-            options or {}, progress, listener or (lambda text: None),
+        run = _Run(
+            model, list(budgets), data, example_inputs, resolve(target), method, dict(options or {}),
+            settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
+            Path(out or spare), progress, listener or (lambda text: None),
         )  # fmt: skip
-        return job.run()
+        return run.run()
 
 
-class _Sweep:
+class _Run:
     """One sweep, step by step."""
 
     def __init__(
@@ -96,47 +109,37 @@ class _Sweep:
         budgets: list[Budget],
         data: str | Data | None,
         example_inputs: Any,
-        target: str | Target,
+        target: Target,
         method: str,
-        settings: Settings,
-        out: Path,
-        name: str | None,
-        rules: MeasuringRules | None,
         options: dict[str, Any],
+        settings: ExperimentSettings,
+        profiling: ProfileOptions,
+        refinement: RefinementOptions,
+        out: Path,
         progress: bool,
         say: Callable[[str], None],
     ) -> None:
-        from dsa_hw.zoo import data as datasets
-        from dsa_hw.zoo import models
-        from profilers.targets import resolve
-
-        self.data = datasets.load_data(data, seed=settings.seed) if isinstance(data, str) else data
-        self.settings, self.method, self.options, self.rules = settings, method, options, rules
-        self.progress, self.say, self.target = progress, say, resolve(target)
+        self.data = named_data(data, settings.seed)
+        self.budgets, self.target, self.method, self.options = budgets, target, method, options
+        self.settings, self.profiling, self.refinement = settings, profiling, refinement
+        self.progress, self.say = progress, say
         torch.manual_seed(settings.seed)
-        shape = self.data.shape if self.data else None
-        example: Any
-        if isinstance(model, str):
-            self.name, (self.dense, example) = name or model, models.load_model(model, shape)
-        else:
-            self.name, self.dense, example = name or type(model).__name__, copy.deepcopy(model), example_inputs
-            if example is None and shape is not None:
-                example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        self.dense, self.name, example = named_model(model, profiling.name, self.data, example_inputs)
         self.inputs = example_for(self.dense, example)
+        loaders = (self.data.train, self.data.val, self.data.test) if self.data else ()
         question = {
-            "what": "sweep", "model": self.name, "weights": digest(self.dense), "kind": budgets[0].key,
-            "method": method, "data": self.data.name if self.data else None, "target": self.target.title,
-            "contents": fingerprint_data(self.data.train, self.data.val, self.data.test) if self.data else None,
-            **settings.question(),
-            "options": options,
+            "what": "sweep", "model": self.name, "weights": weights_digest(self.dense)[:16], "kind": budgets[0].key,
+            "method": method, "data": self.data.name if self.data else None,
+            "contents": fingerprint_data(*loaders) if loaders else None, "target": target.title,
+            "samples": profiling.samples, "holdout": profiling.holdout, "grid": profiling.grid,
+            "refinement": repr(refinement), **settings.question(), "options": options,
         }  # fmt: skip
-        self.shop = Workshop(out, question)
-        self.budgets = budgets
+        self.folder = RunFolder(out, question)
 
     def run(self) -> pd.DataFrame:
         """Train, profile, allocate from the largest budget down."""
         if self.data is not None:
-            train_dense(self.shop, self.dense, self.data, self.settings, self.progress, self.say)
+            train_dense(self.folder, self.dense, self.data, self.settings, progress=self.progress, say=self.say)
         cost = self._cost()
         warm = copy.deepcopy(self.dense)
         ordered = {
@@ -145,8 +148,8 @@ class _Sweep:
         }
         infeasible: dict[str, str] = {}
         for number, (id, budget) in enumerate(ordered.items(), 1):
-            kept = self.shop.weights(f"{id} warm")
-            if id in self.shop.rows() and kept is not None:
+            kept = self.folder.weights(f"{id} warm")
+            if id in self.folder.rows() and kept is not None:
                 warm.load_state_dict(kept["state_dict"])
                 continue
             self.say(f"[{number}/{len(ordered)}] {budget}")
@@ -156,49 +159,62 @@ class _Sweep:
                 if number == 1:
                     raise  # the largest: nothing is left of the front
                 infeasible[str(budget.quantity)] = str(error)
-        return self._table([id for id in ordered if id in self.shop.rows()], infeasible)
+        return self._table([id for id in ordered if id in self.folder.rows()], infeasible)
 
     def _cost(self) -> CostModel | None:
-        """One profile for all points; None where the cost is counted."""
-        budget = self.budgets[0]
-        if isinstance(budget, CountedBudget):
+        """Return one cost model for all points; None where the cost is counted."""
+        budget, s = self.budgets[0], self.settings
+        if not isinstance(budget, MeasuredBudget):
             return None
-        s = self.settings
         self.say(f"profiling on {self.target.title}")
         with Bar(self.progress) as bar:
-            work = Work(
-                self.dense, find_groups(self.dense, self.inputs), self.inputs, self.shop.path / "profile.sqlite",
-                self.rules, s.samples, s.holdout, time_limit=s.time_limit, seed=s.seed, minimum=s.minimum,
-                name=self.name, listener=bar,
+            task = Task(
+                self.dense, find_groups(self.dense, self.inputs), self.inputs, replace(self.profiling, name=self.name),
+                self.refinement.minimum, s.seed, self.folder.path / "profile.sqlite", bar,
             )  # fmt: skip
-            source = getattr(budget, "profile", None)
-            counter = getattr(budget, "counter", None)
-            return learn(source, work, self.target, rules_for(budget, self.rules), budget.key, counter)
+            return fit_cost_model(
+                task,
+                self.target,
+                rules_for(budget, self.profiling.rules),
+                source=self.profiling.source if budget.profile is None else budget.profile,
+                quantity=budget.key,
+                counter=getattr(budget, "counter", None),
+            )
 
     def _point(self, id: str, budget: Budget, warm: nn.Module, cost: CostModel | None) -> nn.Module:
         s, data = self.settings, self.data
+        options = self.options
         if data is not None:
             rewind(data.train, data.val)
-        result: Allocation = allocate(
-            warm, budget, example_inputs=self.inputs, train=data.train if data else None,
-            val=data.val if data else None, target=self.target, profile=cost, method=self.method,
-            epochs=s.epochs if data else None, seed=s.seed,
-            progress=self.progress, rules=self.rules, options=self.options, minimum=s.minimum, name=self.name,
-            time_limit=6 * s.reading,
-        )  # fmt: skip
-        accuracy = math.nan
+            options = {"epochs": s.epochs, **options}
+        result = allocate(
+            warm,
+            budget,
+            example_inputs=self.inputs,
+            train=data.train if data else None,
+            val=data.val if data else None,
+            target=self.target,
+            method=self.method,
+            options=options,
+            seed=s.seed,
+            progress=self.progress,
+            profiling=replace(self.profiling, source=cost, time_limit=6 * s.reading, name=self.name),
+            refinement=self.refinement,
+        )
+        score = math.nan
         if data is not None:
             if s.finetune_epochs:
+                title = f"fine-tuning at {id}"
                 train(
-                    result.model, data.train, s.finetune_epochs, s.finetune_lr, s, self.progress, f"fine-tuning at {id}"
+                    result.model, data.train, s.finetune_epochs, s.finetune_lr, s, progress=self.progress, title=title
                 )
-            accuracy = float(correct_predictions(result.model, data.test).mean())
+            score = accuracy(result.model, data.test)
         adapted = result.proposal.model if result.proposal is not None else warm
-        self.shop.keep(id, result.model)
-        self.shop.keep(f"{id} warm", adapted)
-        result.plan.save(self.shop.path / "plans" / f"{slug(id)}.json")
+        self.folder.keep(id, result.model)
+        self.folder.keep(f"{id} warm", adapted)
+        result.plan.save(self.folder.path / "plans" / f"{slug(id)}.json")
         entry = result.certificate.entries[0]
-        self.shop.add(
+        self.folder.add(
             {
                 "id": id,
                 "asked": str(budget.quantity),
@@ -209,9 +225,9 @@ class _Sweep:
                 "high": entry.high,
                 "dense": entry.dense,
                 "utilisation": entry.utilisation,
-                "verdict": entry.verdict,
+                "verdict": str(entry.verdict),
                 "measurements": result.certificate.measurements,
-                "accuracy": None if math.isnan(accuracy) else accuracy,
+                "accuracy": None if math.isnan(score) else score,
                 "plan": f"plans/{slug(id)}.json",
                 "widths": {str(n): int(w) for n, w in result.widths.items()},
             }
@@ -219,14 +235,13 @@ class _Sweep:
         return adapted
 
     def _table(self, ids: Sequence[str], infeasible: dict[str, str]) -> pd.DataFrame:
-        from dsa_hw.experiments.report import plots
-
-        rows = [self.shop.rows()[id] for id in ids]
-        frame = pd.DataFrame([{k: v for k, v in row.items() if k not in ("id", "widths")} for row in rows])
-        frame["accuracy"] = frame["accuracy"].astype(float)
-        frame.to_csv(self.shop.path / "front.csv", index=False)
-        unit = "s" if self.budgets[0].dimension == "time" else self.budgets[0].dimension
-        plots.save(plots.front(frame, self.budgets[0].title, unit), self.shop.path / "front.png")
+        rows = [self.folder.rows()[id] for id in ids]
+        table = pd.DataFrame([{k: v for k, v in row.items() if k not in ("id", "widths")} for row in rows])
+        table["accuracy"] = table["accuracy"].astype(float)
+        table.to_csv(self.folder.path / "front.csv", index=False)
+        budget = self.budgets[0]
+        unit = "s" if budget.dimension == "time" else budget.dimension
+        plots.save(plots.front(table, budget.title, unit), self.folder.path / "front.png")
         widths = {row["asked"]: row["widths"] for row in rows}
-        frame.attrs = {"widths": widths, "infeasible": infeasible, "target": self.target.title}
-        return frame
+        table.attrs = {"widths": widths, "infeasible": infeasible, "target": self.target.title}
+        return table

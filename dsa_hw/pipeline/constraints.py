@@ -1,238 +1,131 @@
-"""Budgets -> costs, limits and gauges: what an allocation needs before it begins.
+"""Budgets made concrete: a cost, its limit, and how the cost is read on a real network.
 
-The order is the cheapest first: what can be counted is checked before anything is measured, and what is measured is
-checked before anything is trained. A budget that cannot be kept is refused here, with the smallest one that can.
+The cheapest checks come first: counted budgets are checked before anything is measured, and measured budgets before
+anything is trained. An infeasible budget is refused here, with the smallest one that can be met.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
-from torch import nn
 
-from dsa_hw.errors import BudgetError, ProfileError
-from dsa_hw.methods.costs import Cost, CostSet, infeasible_budget, measured_cost
+from budgets import Budget, CostModel
+from budgets.budget import CountedBudget, MeasuredBudget
+from dsa_hw.errors import BudgetError
+from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.rounding import narrowest
-from dsa_hw.pipeline.meters import Gauge, gauge_for, rules_for
-from dsa_hw.profiles import Profile
+from dsa_hw.pipeline.cost_models import Task, UpperBound, fit_cost_model
+from dsa_hw.pipeline.meters import DeviceMeter, Meter, meter_for, rules_for
+from dsa_hw.utils.arrays import Ints
+from profilers.targets import resolve
 
 if TYPE_CHECKING:
-    from budgets import Budget, CostModel
-    from dsa_hw.channels import ChannelGroups
-    from profilers import MeasuringRules
     from profilers.targets import Target
 
-__all__ = ["Line", "Source", "Work", "common_grid", "learn", "prepare"]
-
-_log = logging.getLogger(__name__)
-
-Source = "str | Path | pd.DataFrame | CostModel | None"
-"""Where a cost model comes from: a store, a table, a fitted model or its file; None measures."""
+__all__ = ["Constraint", "common_grid", "cost_set", "resolve_budgets"]
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """One budget made concrete: F, its limit, the grid that F was learnt on and how F is read on a real network.
+class Constraint:
+    """One budget made concrete.
 
-    ``dense`` is the dense network's cost as far as it is known beforehand, ``limit`` follows from it.
+    Attributes:
+        budget: The budget.
+        cost: F(alpha).
+        dense: The cost of the dense network as far as it is known beforehand.
+        limit: The limit that follows from ``dense``.
+        meter: How the cost is read on a real network.
+        grid: Step of the widths (K,) that the target runs efficiently; None where every width is as good.
+        model: The fitted cost model; None where the cost is counted.
     """
 
     budget: Budget
     cost: Cost
     dense: float
     limit: float
-    gauge: Gauge
-    grid: NDArray[np.int64] | None = None
+    meter: Meter
+    grid: Ints | None = None
     model: CostModel | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What profiling needs besides the budgets; ``store`` is continued where it exists.
+def resolve_budgets(budgets: Sequence[Budget], task: Task, target: str | Target | None) -> list[Constraint]:
+    """Make budgets concrete: count, load or fit their costs, and check that each can be met.
 
-    ``force`` takes a fitted model of another network, target or runtime version all the same.
+    Args:
+        budgets: Counted and measured budgets.
+        task: The network and the options of profiling.
+        target: Where measured budgets hold that name no target themselves.
+
+    Returns:
+        A constraint for each budget, in order. Budgets on the same target and quantity share a cost model and a meter.
+
+    Raises:
+        InfeasibleBudgetError: A budget cannot be met.
+        BudgetError: A measured budget has no target.
     """
-
-    model: nn.Module
-    groups: ChannelGroups
-    inputs: tuple[Any, ...]
-    store: Path | None = None
-    rules: MeasuringRules | None = None
-    samples: int = 40
-    holdout: int = 10
-    grid: str | int = "auto"
-    time_limit: float = 600.0
-    seed: int = 0
-    minimum: float = 0.05
-    name: str | None = None
-    force: bool = False
-    listener: Callable[[Any], None] | None = None
-
-
-def prepare(budgets: Sequence[Budget], work: Work, target: str | Target | None, profile: Any = None) -> list[Line]:
-    """Every budget as a `Line`, feasible as far as is known; ``profile`` is a `Source` or one for each target name."""
-    lines: dict[int, Line] = {}
-    waiting: list[tuple[int, Any, Target, Gauge]] = []
+    found: dict[int, Constraint] = {}
+    waiting: list[tuple[int, MeasuredBudget, Target, DeviceMeter]] = []
+    meters: dict[tuple[str, str, str], DeviceMeter] = {}
     for i, budget in enumerate(budgets):
-        counted: Any = getattr(budget, "cost", None)
-        if counted is not None:
-            cost = counted(work.groups)
-            lines[i] = Line(budget, cost, cost.dense, budget.limit(cost.dense), gauge_for(budget, None, work.inputs))
-        else:
-            found = _target(budget, target)
-            waiting.append((i, budget, found, gauge_for(budget, found, work.inputs, work.rules, work.seed)))
-    _check(list(lines.values()), work)
+        if isinstance(budget, CountedBudget):
+            cost = budget.cost(task.groups)
+            meter = meter_for(budget, None, task.inputs)
+            found[i] = Constraint(budget, cost, cost.dense, budget.limit(cost.dense), meter)
+        elif isinstance(budget, MeasuredBudget):
+            place = _target(budget, target)
+            rules = rules_for(budget, task.profiling.rules)
+            key = (place.title, budget.key, rules.statistic)
+            if key not in meters:
+                meters[key] = DeviceMeter.of(budget, place, task.inputs, rules, task.seed)
+            waiting.append((i, budget, place, meters[key]))
+    _check(found, task)
     models: dict[tuple[str, str, str], CostModel] = {}
-    for i, budget, found, gauge in waiting:
-        rules = rules_for(budget, work.rules)
-        source = budget.profile if budget.profile is not None else _named(profile, found)
-        key = (found.title, budget.key, rules.statistic)
+    for i, budget, place, meter in waiting:
+        rules = rules_for(budget, task.profiling.rules)
+        source = task.profiling.source if budget.profile is None else budget.profile
+        key = (place.title, budget.key, rules.statistic)
         if key not in models or source is not None:
-            models[key] = learn(source, work, found, rules, budget.key, getattr(budget, "counter", None))
+            models[key] = fit_cost_model(
+                task, place, rules, source=source, quantity=budget.key, counter=getattr(budget, "counter", None)
+            )
         model = models[key]
         dense = model.provenance.dense or model.dense
-        names = work.groups.names
-        grid = np.array([int(model.provenance.grid.get(name, 1)) for name in names], np.int64)
-        cost = measured_cost(model, budget)
-        lines[i] = Line(budget, cost, dense, budget.limit(dense), gauge, grid, model)
-    ordered = [lines[i] for i in range(len(budgets))]
-    _check(ordered, work)
-    return ordered
+        grid = np.array([int(model.provenance.grid.get(name, 1)) for name in task.groups.names], np.int64)
+        bounded = model if budget.confidence is None else UpperBound(model, budget.confidence)
+        found[i] = Constraint(budget, bounded, dense, budget.limit(dense), meter, grid, model)
+    _check(found, task)
+    return [found[i] for i in range(len(budgets))]
 
 
-def learn(
-    source: Any, work: Work, target: Target, rules: MeasuringRules, quantity: str = "latency", counter: Any = None
-) -> CostModel:
-    """The cost model of the network on ``target``, from ``source`` or by profiling (energy with ``counter``)."""
-    import budgets
-    from budgets import CostModel
-
-    groups = work.groups
-    if isinstance(source, CostModel):
-        if source.names != groups.names or source.sizes.tolist() != groups.sizes.tolist():
-            raise ProfileError(
-                f"the given cost model has {len(source.names)} channel groups of another network than this one with "
-                f"{len(groups)}; fit one to a profile of this network"
-            )
-        _same_target(source.provenance.target, target)
-        return source
-    table: Profile | pd.DataFrame
-    if isinstance(source, (Profile, pd.DataFrame)):
-        table = source
-    elif source is not None and Path(source).suffix == ".json":
-        return budgets.load_cost_model(
-            source, groups, target=target.title, environment=target.describe(), force=work.force
-        )
-    elif source is not None:
-        table = _stored(Path(source), groups, target, rules, quantity)
-    else:
-        table = _profile(work, target, rules, quantity, counter)
-    if isinstance(table, Profile):
-        _same_target(table.target, target)
-        return budgets.fit(table, groups)
-    _same_target(str(table.attrs.get("target", target.title)), target)
-    return budgets.fit(table, groups, target=None if "target" in table.attrs else target.title)
+def common_grid(constraints: Sequence[Constraint], groups: int) -> Ints:
+    """Return the steps (K,) that suit every target: the least common multiples."""
+    grid = np.ones(groups, np.int64)
+    for constraint in constraints:
+        if constraint.grid is not None:
+            grid = np.lcm(grid, constraint.grid)
+    return grid
 
 
-def _profile(work: Work, target: Target, rules: MeasuringRules, quantity: str, counter: Any) -> pd.DataFrame:
-    import profilers
-    from budgets.profile_rows import MINIMUM
-
-    # The dense network and a repetition are not among the ones to train on.
-    if work.samples < MINIMUM + 2:
-        raise ProfileError(
-            f"{work.samples} samples asked for; a cost model needs at least {MINIMUM + 2}, and 40 for a good one"
-        )
-    return profilers.profile(
-        work.model,
-        work.inputs,
-        target,
-        samples=work.samples,
-        holdout=work.holdout,
-        grid=work.grid,
-        out=work.store,
-        time_limit=work.time_limit,
-        rules=rules,
-        seed=work.seed,
-        name=work.name,
-        groups=work.groups,
-        listener=work.listener,
-        quantity=quantity,
-        counter=counter,
+def cost_set(constraints: Sequence[Constraint], sizes: Ints) -> CostSet[Cost]:
+    """Return the costs of the constraints with their limits."""
+    return CostSet(
+        [c.cost for c in constraints], sizes, [c.limit for c in constraints], [c.budget for c in constraints]
     )
 
 
-def _stored(path: Path, groups: ChannelGroups, target: Target, rules: MeasuringRules, quantity: str) -> pd.DataFrame:
-    import profilers
-
-    profiles = profilers.load_tables(path, rules=rules).profiles
-    fitting = [t for t in profiles.values() if t.attrs["fingerprint"] == groups.fingerprint]
-    here = [t for t in fitting if (t.attrs["target"], t.attrs["quantity"]) == (target.title, quantity)]
-    if not here:
-        held = sorted({f"{name} on {where}" for name, where, _ in profiles})
-        raise ProfileError(
-            f"{path} has no {quantity} profile of this network on {target.title}; it has {'; '.join(held)}. "
-            "Profile it, or leave profile out"
-        )
-    if len(here) > 1:
-        # The same target in several environments: other versions, or unlike boards of a fleet.
-        from profilers.measuring.environment import environment
-
-        now = dict(environment(target))
-        same = [t for t in here if dict(t.attrs["environment"]) == now]
-        if len(same) != 1:
-            raise ProfileError(
-                f"{path} has {len(here)} profiles of this network on {target.title}, in different environments; give "
-                f"one of profilers.load_tables({str(path)!r}).profiles as profile="
-            )
-        here = same
-    return here[0]
-
-
-def _same_target(found: str, target: Target) -> None:
-    if found not in (target.title, target.name):
-        raise ProfileError(
-            f"the profile is of {found}, and the budget is on {target.title}; profile that target, or name the other"
-        )
-
-
-def _target(budget: Any, given: str | Target | None) -> Target:
-    from profilers.targets import resolve
-
-    wanted: str | Target | None = budget.target or given
+def _target(budget: MeasuredBudget, given: str | Target | None) -> Target:
+    wanted = budget.target or given
     if wanted is None:
-        raise BudgetError(f"{budget}: name a target, such as target='onnxruntime/cpu'")
+        raise BudgetError(f"{budget}: the budget needs a target, for example target='onnxruntime/cpu'.")
     return resolve(wanted)
 
 
-def _named(profile: Any, target: Target) -> Any:
-    """``profile`` itself, or its part for this target where it is a mapping from target names."""
-    if isinstance(profile, Mapping):
-        return profile.get(target.title, profile.get(target.name))
-    return profile
-
-
-def _check(lines: Sequence[Line], work: Work) -> None:
-    """Costs do not fall with the keep ratios, so the narrowest network decides."""
-    sizes = work.groups.sizes
-    narrow = narrowest(sizes, common_grid(lines, len(sizes)), work.minimum)
-    for line in lines:
-        smallest = float(CostSet([line.cost], sizes).at_widths(narrow)[0])
-        if smallest > line.limit:
-            raise infeasible_budget(line.budget, line.limit, smallest, line.dense)
-
-
-def common_grid(lines: Sequence[Line], groups: int) -> NDArray[np.int64]:
-    """Widths that every target likes: the least common multiple of the steps, shape (K,)."""
-    grid = np.ones(groups, np.int64)
-    for line in lines:
-        if line.grid is not None:
-            grid = np.lcm(grid, line.grid)
-    return grid
+def _check(found: dict[int, Constraint], task: Task) -> None:
+    """Check that the narrowest network is within every limit; costs do not fall with the keep ratios."""
+    constraints, sizes = list(found.values()), task.groups.sizes
+    if constraints:
+        narrow = narrowest(sizes, common_grid(constraints, len(sizes)), task.minimum)
+        cost_set(constraints, sizes).check_feasible(narrow / sizes)

@@ -1,42 +1,51 @@
-"""Gauges: how one cost of real networks is read, on a device or by counting.
+"""Meters: how one cost of real networks is read, by counting or on a device.
 
-A gauge reads several networks in one go, so that a device can interleave them; the network and the dense one are
-compared within one run and not across days. `gauge_for` chooses by the kind of budget; another kind of measurement
-(energy) registers a maker with ``@gauge("EnergyBudget")``.
+A meter reads several networks in one go, so that a device can interleave them: a network and the dense one are compared
+within one run and not across days.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
-from budgets.budget import CountedBudget, EstimatedEnergyBudget
+from budgets.budget import Budget, CountedBudget, EstimatedEnergyBudget, MeasuredBudget
+from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError
-from dsa_hw.pipeline.certificate import Reading
+from dsa_hw.pipeline.reading import Reading
+from profilers import MeasuringRules
+from profilers.measuring.environment import environment
+from profilers.measuring.statistics import STATISTICS
+from profilers.networks.builder import load_module
+from profilers.profiling.job import bench_for
+from profilers.targets import Target
 
-if TYPE_CHECKING:
-    from budgets import Budget
-    from profilers import MeasuringRules
-    from profilers.targets import Target
-
-__all__ = ["DENSE", "CountGauge", "DeviceGauge", "Gauge", "gauge", "gauge_for", "rules_for"]
+__all__ = ["DENSE", "CountMeter", "Decided", "DeviceMeter", "Meter", "Seen", "meter_for", "rules_for"]
 
 DENSE = "dense"
-_PRECISION = 0.005  # a certificate wants narrower intervals than a profile: what they cover cannot be used
+_PRECISION = 0.005  # half-width of an interval: what it covers of the budget cannot be used
+
+Seen = Callable[[str, float], None]
+"""Called with the name of the network just visited and the share of networks that are finished."""
+Decided = Callable[[Mapping[str, Reading]], bool]
+"""Whether the readings so far are enough; where they are not, reading goes on until the time limit."""
 
 
-class Gauge(Protocol):
-    """Reads one cost of networks."""
+class Meter(Protocol):
+    """Reads one cost of networks.
+
+    Attributes:
+        title: The target in full; "counted" where there is none.
+        environment: Versions and settings that the readings depend on.
+        exact: Whether predictions at real widths are the readings themselves.
+    """
 
     title: str
-    """The target in full, "counted" where there is none."""
     environment: Mapping[str, str]
-    """Versions and flags that the readings depend on."""
     exact: bool
-    """Whether predictions at real widths are the readings themselves."""
 
     def read(
         self,
@@ -45,49 +54,50 @@ class Gauge(Protocol):
         seen: Seen | None = None,
         decided: Decided | None = None,
     ) -> dict[str, Reading]:
-        """Read each network, within about ``limit`` seconds.
+        """Read the cost of each network.
 
         Args:
-            networks: by name.
-            limit: seconds.
-            seen: called with the name of the network just visited and the share that is finished.
-            decided: whether the readings so far are enough; where they are not, reading goes on until ``limit``.
+            networks: The networks by name.
+            limit: About how many seconds reading may take.
+            seen: Called after each visit of a network.
+            decided: Asked whether the readings are enough.
+
+        Returns:
+            A reading for each name.
         """
 
 
-Seen = Callable[[str, float], None]
-Decided = Callable[[Mapping[str, Reading]], bool]
-Maker = Callable[["Budget", "Target", tuple[Any, ...], "MeasuringRules", int], Gauge]
-_MAKERS: dict[str, Maker] = {}
-
-
-def gauge(kind: str) -> Callable[[Maker], Maker]:
-    """Register ``maker(budget, target, inputs, rules, seed)`` for budgets of this class name."""
-
-    def register(maker: Maker) -> Maker:
-        _MAKERS[kind] = maker
-        return maker
-
-    return register
-
-
-def gauge_for(
+def meter_for(
     budget: Budget, target: Target | None, inputs: tuple[Any, ...], rules: MeasuringRules | None = None, seed: int = 0
-) -> Gauge:
-    """The gauge for a budget: counting where the cost is counted, else what is registered for it."""
+) -> Meter:
+    """Return the meter of a budget.
+
+    Args:
+        budget: A counted or measured budget.
+        target: Where a measured budget holds.
+        inputs: Example inputs of the networks.
+        rules: How to measure; the statistic is the budget's.
+        seed: Seed of the order of runs.
+
+    Returns:
+        A `CountMeter` or a `DeviceMeter`.
+
+    Raises:
+        BudgetError: A measured budget without a target.
+    """
     if isinstance(budget, CountedBudget):
-        return CountGauge(budget, inputs)
-    kind = type(budget).__name__
-    if kind not in _MAKERS or target is None:
-        raise BudgetError(f"{budget}: {budget.title} cannot be measured here; known are {', '.join(_MAKERS)}")
-    return _MAKERS[kind](budget, target, inputs, rules_for(budget, rules), seed)
+        return CountMeter(budget, inputs)
+    if not isinstance(budget, MeasuredBudget) or target is None:
+        raise BudgetError(f"{budget}: the budget needs a target, for example target='onnxruntime/cpu'.")
+    return DeviceMeter.of(budget, target, inputs, rules_for(budget, rules), seed)
 
 
-def rules_for(budget: Any, rules: MeasuringRules | None = None) -> MeasuringRules:
-    """The rules of measuring with the statistic that the budget names: its quantile of the undisturbed runs."""
-    from profilers import MeasuringRules
-    from profilers.measuring.statistics import STATISTICS
+def rules_for(budget: Budget, rules: MeasuringRules | None = None) -> MeasuringRules:
+    """Return the measuring rules with the statistic that the budget names.
 
+    Raises:
+        BudgetError: The quantile of the budget is not one that is measured.
+    """
     rules = rules or MeasuringRules()
     quantile = getattr(budget, "quantile", None)
     if quantile is None:
@@ -95,16 +105,16 @@ def rules_for(budget: Any, rules: MeasuringRules | None = None) -> MeasuringRule
     by_order = {order: name for name, order in STATISTICS.items()}
     if quantile not in by_order:
         known = ", ".join(f"{order:g} ({name})" for order, name in sorted(by_order.items()))
-        raise BudgetError(f"{budget}: quantile {quantile:g} is not one that is measured; choose from {known}")
+        raise BudgetError(f"{budget}: the quantile must be one of {known}; got {quantile:g}.")
     return replace(rules, statistic=by_order[quantile])
 
 
-class CountGauge:
-    """Counts a cost on the really smaller network, from its own graph; an estimate made of counts says that it is."""
+class CountMeter:
+    """Counts a cost on the network itself, from its own graph; nothing is run."""
 
     exact = True
 
-    def __init__(self, budget: Any, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, budget: CountedBudget, inputs: tuple[Any, ...]) -> None:
         self.title = "paper" if isinstance(budget, EstimatedEnergyBudget) else "counted"
         self.environment: Mapping[str, str] = {}
         self._budget, self._inputs = budget, inputs
@@ -116,9 +126,7 @@ class CountGauge:
         seen: Seen | None = None,
         decided: Decided | None = None,
     ) -> dict[str, Reading]:
-        """Counts; nothing is run."""
-        from dsa_hw.channels import find_groups
-
+        """Count the cost of each network; see `Meter.read`."""
         found = {}
         for name, model in networks.items():
             cost = self._budget.cost(find_groups(model, self._inputs))
@@ -127,18 +135,8 @@ class CountGauge:
         return found
 
 
-@gauge("LatencyBudget")
-def _latency(budget: Any, target: Target, inputs: tuple[Any, ...], rules: MeasuringRules, seed: int) -> Gauge:
-    return DeviceGauge(target, inputs, rules, seed)
-
-
-@gauge("EnergyBudget")
-def _energy(budget: Any, target: Target, inputs: tuple[Any, ...], rules: MeasuringRules, seed: int) -> Gauge:
-    return DeviceGauge(target, inputs, rules, seed, quantity="energy", counter=getattr(budget, "counter", None))
-
-
-class DeviceGauge:
-    """Measures networks on a target in interleaved rounds, with the profiler's rules of trust.
+class DeviceMeter:
+    """Measures networks on a target in interleaved rounds.
 
     A network stays loaded while its name is asked for again with the same module, so the dense one is loaded once.
     """
@@ -155,23 +153,30 @@ class DeviceGauge:
         quantity: str = "latency",
         counter: Any = None,
     ) -> None:
-        from profilers.measuring.environment import environment
+        """Prepare to measure.
 
+        Args:
+            target: Where to measure.
+            inputs: Example inputs of the networks.
+            rules: How to measure; the precision is at least that of a certificate.
+            seed: Seed of the order of runs.
+            quantity: "latency" or "energy".
+            counter: The energy counter; None finds the device's own.
+        """
         self.target, self.title, self.quantity = target, target.title, quantity
         self.rules = replace(rules, precision=min(rules.precision, _PRECISION))
         self._inputs, self._seed, self._counter = inputs, seed, counter
         self._bench: Any = None
         self._loaded: dict[str, tuple[nn.Module, Any]] = {}
-        # Whether there is an energy counter shows before anything is profiled; a clock is always there.
+        # A missing energy counter must be found before anything is profiled; a clock is always there.
         self.environment: Mapping[str, str] = environment(target) if quantity == "latency" else self._made().environment
 
-    def _made(self) -> Any:
-        from profilers.profiling.job import bench_for
-
-        if self._bench is None:
-            options = {"rules": self.rules, "seed": self._seed}
-            self._bench = bench_for(self.quantity, self.target, counter=self._counter, **options)
-        return self._bench
+    @classmethod
+    def of(
+        cls, budget: MeasuredBudget, target: Target, inputs: tuple[Any, ...], rules: MeasuringRules, seed: int = 0
+    ) -> DeviceMeter:
+        """Return the meter for the quantity and the counter that a budget names."""
+        return cls(target, inputs, rules, seed, quantity=budget.key, counter=getattr(budget, "counter", None))
 
     def read(
         self,
@@ -180,13 +185,11 @@ class DeviceGauge:
         seen: Seen | None = None,
         decided: Decided | None = None,
     ) -> dict[str, Reading]:
-        """Seconds or joules of each network.
+        """Measure seconds or joules of each network; see `Meter.read`.
 
         Where ``decided`` says no, the precision that is aimed at is halved and measuring goes on with the runs so far.
         Each halving takes about four times the runs, so that there are few looks at the data.
         """
-        from profilers.networks.builder import load_module
-
         kept = {name: pair for name, pair in self._loaded.items() if networks.get(name) is pair[0]}
         for name, model in networks.items():
             if name not in kept:
@@ -202,7 +205,7 @@ class DeviceGauge:
             if seen is not None:
                 seen(name, len(finished) / len(loaded))
 
-        # An energy counter that ticks ten times a second needs minutes, whatever was planned.
+        # An energy counter that is updated ten times a second needs minutes, whatever the limit.
         longest = max(limit, bench.least_seconds(len(loaded)))
         end = bench.now() + longest
         found = bench.measure(loaded, limit=longest, on_visit=visited)
@@ -210,12 +213,18 @@ class DeviceGauge:
         while decided is not None and not decided(readings) and (left := end - bench.now()) > 0:
             widest = max(m.halfwidth for m in found.values())
             if not widest > 0:
-                break  # computed, not measured: more of the same
+                break  # estimated, not measured: a repetition gives the same
             rules = replace(self.rules, precision=min(widest, self.rules.precision) / 2)
             earlier = {name: m.samples for name, m in found.items()}
             found = bench.measure(loaded, limit=left, earlier=earlier, on_visit=visited, rules=rules)
             readings = _readings(found)
         return readings
+
+    def _made(self) -> Any:
+        if self._bench is None:
+            options = {"rules": self.rules, "seed": self._seed}
+            self._bench = bench_for(self.quantity, self.target, counter=self._counter, **options)
+        return self._bench
 
 
 def _readings(found: Mapping[str, Any]) -> dict[str, Reading]:

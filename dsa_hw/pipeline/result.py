@@ -1,4 +1,4 @@
-"""The result of an allocation: network, plan, certificate, and how it came about."""
+"""The result of an allocation: network, plan, certificate, and how it was found."""
 
 from __future__ import annotations
 
@@ -14,17 +14,29 @@ from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
-from dsa_hw.pipeline.constraints import Line
+from dsa_hw.pipeline.constraints import Constraint
+from dsa_hw.utils.files import whole_file
+from dsa_hw.utils.modules import device_of
+from profilers.networks.onnx_export import export
 
 __all__ = ["Allocation", "write_onnx"]
 
 
 @dataclass(frozen=True, eq=False)
 class Allocation:
-    """A smaller network that keeps its budgets, with proof.
+    """A smaller network within its budgets, with its certificate.
 
-    ``model`` is an ordinary module; ``plan`` rebuilds it from the plain constructor; ``widths`` and ``keep_ratios`` are
-    by channel group. ``history`` has a row per step of the method, ``rounds`` one per network measured and budget.
+    Attributes:
+        model: An ordinary module.
+        plan: Rebuilds the network from the plain constructor; holds the certificate.
+        certificate: What was asked, predicted and measured.
+        widths: Channels that each group keeps.
+        keep_ratios: The same as shares.
+        history: A row for each step of the method.
+        rounds: A row for each measured network and budget.
+        inputs: The example inputs.
+        constraints: The budgets made concrete, with their cost models.
+        proposal: What the method proposed; can be reused as ``allocate(..., method=result.proposal)``.
     """
 
     model: nn.Module
@@ -35,29 +47,41 @@ class Allocation:
     history: pd.DataFrame
     rounds: pd.DataFrame
     inputs: tuple[Any, ...]
-    lines: tuple[Line, ...] = field(default=(), repr=False)
+    constraints: tuple[Constraint, ...] = field(default=(), repr=False)
     proposal: Proposal | None = field(default=None, repr=False)
 
     def export(self, path: str | Path) -> Path:
-        """Write the network as ONNX: evaluation mode, one file, with the shape of the example inputs."""
+        """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs."""
         return write_onnx(self.model, self.inputs, path)
 
     def save(self, folder: str | Path) -> Path:
-        """Write plan.json (with the certificate), model.pt (weights), widths.csv, rounds.csv and history.csv."""
+        """Write plan.json (with the certificate), model.pt (weights), widths.csv, rounds.csv and history.csv.
+
+        Each file is replaced whole or not at all; plan.json is written last.
+
+        Raises:
+            DsaError: The folder cannot be made or a file cannot be written.
+        """
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save(self.model.state_dict(), folder / "model.pt")
-            pd.DataFrame({"width": self.widths, "keep_ratio": self.keep_ratios}).to_csv(folder / "widths.csv")
-            self.rounds.to_csv(folder / "rounds.csv", index=False)
-            self.history.to_csv(folder / "history.csv", index=False)
         except OSError as error:
-            raise DsaError(f"the result cannot be written to {folder}: {error}") from error
+            raise DsaError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+        with whole_file(folder / "model.pt") as file:
+            torch.save(self.model.state_dict(), file)
+        tables = {
+            "widths.csv": pd.DataFrame({"width": self.widths, "keep_ratio": self.keep_ratios}),
+            "rounds.csv": self.rounds,
+            "history.csv": self.history,
+        }
+        for name, table in tables.items():
+            with whole_file(folder / name) as file:
+                table.to_csv(file, index=name == "widths.csv")
         self.plan.save(folder / "plan.json")
         return folder
 
     def __repr__(self) -> str:
-        """What to paste into an issue: network, budgets with proof, the widths, the versions."""
+        """Return what to paste into an issue: network, budgets, widths and versions."""
         sizes = dict(zip(self.plan.names, self.plan.sizes, strict=True))
         kept, total = int(self.widths.sum()), sum(sizes.values())
         shown = [f"{name} {width}/{sizes[str(name)]}" for name, width in list(self.widths.items())[:24]]
@@ -75,16 +99,22 @@ class Allocation:
 
 
 def write_onnx(model: nn.Module, inputs: tuple[Any, ...], path: str | Path) -> Path:
-    """``model`` as one ONNX file at ``path``, whole or not at all."""
-    from profilers.networks.onnx_export import export
+    """Write ``model`` as one ONNX file, whole or not at all.
 
-    path = Path(path)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    Args:
+        model: The network.
+        inputs: Example inputs.
+        path: The file.
+
+    Returns:
+        The path.
+
+    Raises:
+        ModelError: The network cannot be exported.
+        DsaError: The file cannot be written.
+    """
+    path, device = Path(path), device_of(model)
     content = export(model, tuple(x.to(device) for x in inputs)).SerializeToString()
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise DsaError(f"cannot write {path}: {error}") from error
+    with whole_file(path) as file:
+        file.write_bytes(content)
     return path

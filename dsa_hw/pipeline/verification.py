@@ -14,22 +14,32 @@ from torch import nn
 from budgets.budget import Budget, CountedBudget
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, ModelError, PlanError, ProfileError
-from dsa_hw.pipeline.certificate import CANNOT_TELL, MET, NOT_MET, Certificate, Entry, Reading, entry_of
-from dsa_hw.pipeline.meters import DENSE, Gauge, gauge_for
+from dsa_hw.pipeline.certificate import Certificate, Entry, entry_of
+from dsa_hw.pipeline.meters import DENSE, Meter, meter_for
+from dsa_hw.pipeline.reading import Reading, Verdict
 from dsa_hw.utils.inputs import as_tensors
+from dsa_hw.utils.text import one_line
+from profilers.targets import from_title, resolve
 
 if TYPE_CHECKING:
     from profilers import MeasuringRules
     from profilers.targets import Target
 
-__all__ = ["Recheck", "plan_inputs", "pruned", "recheck"]
+__all__ = ["Verification", "plan_inputs", "pruned_network", "verify"]
 
 _DEVICE = ("cpu", "cores", "system", "target", "gpu", "device")
 
 
 @dataclass(frozen=True)
-class Recheck:
-    """The certificate ``then`` and ``now``; what of the device and of the versions changed in between, in words."""
+class Verification:
+    """A certificate, and the same measured again.
+
+    Attributes:
+        then: The certificate of the plan.
+        now: The certificate of today's measurement.
+        device: What differs of the device, in words; empty where nothing does.
+        versions: What differs of the versions, in words.
+    """
 
     then: Certificate
     now: Certificate
@@ -38,7 +48,7 @@ class Recheck:
 
     @property
     def same_device(self) -> bool:
-        """Whether it was measured on what looks like the same device."""
+        """Whether both were measured on what looks like the same device."""
         return not self.device
 
     def __str__(self) -> str:
@@ -56,16 +66,16 @@ class Recheck:
     def _answer(self) -> str:
         certificate = f"certificate of {self.then.date}"
         where = "" if self.same_device else " (measured on a different device)"
-        if self.now.verdict == MET:
+        if self.now.verdict == Verdict.MET:
             return f"The {certificate} still holds{where}."
-        if self.now.verdict != NOT_MET:
+        if self.now.verdict != Verdict.NOT_MET:
             return f"Inconclusive: cannot determine whether the {certificate} still holds{where}."
-        if self.then.verdict == MET:
+        if self.then.verdict == Verdict.MET:
             return f"The {certificate} no longer holds{where}."
         return f"The {certificate} does not hold{where}; its verdict was {self.then.verdict} when it was made."
 
 
-def recheck(
+def verify(
     plan: Plan | str | os.PathLike[str],
     model: nn.Module,
     *,
@@ -77,33 +87,56 @@ def recheck(
     seed: int = 0,
     counter: Any = None,
     technology: Any = None,
-) -> Recheck:
-    """Measure the network of ``plan`` beside the dense ``model`` again, for every budget of its certificate.
+) -> Verification:
+    """Measure the network of a plan beside the dense one again, for every budget of its certificate.
 
-    ``weights`` (a state dict of the small network) make it the shipped one; time does not depend on them. ``target``
-    replaces the one that the certificate names; it must be given where that one is not this computer. ``counter`` and
-    ``technology`` are those of `budgets.EnergyBudget`, and must be given where the budget was made with the user's own:
-    a plan is a file, and chooses neither code nor host nor path.
+    A plan is a file: it chooses neither code nor host nor path.
 
-    Each budget is measured until its verdict is MET or NOT MET, for ``time_limit`` seconds at most.
+    Args:
+        plan: The plan, or the path of its file.
+        model: The dense network; not changed.
+        example_inputs: Inputs; None makes random ones of the shapes that the plan names.
+        target: Where to measure. It must be given where the target of the certificate is not this computer.
+        rules: How to measure; None uses the defaults.
+        weights: State dict of the pruned network. Latency does not depend on the weights.
+        time_limit: Seconds for each budget. Measuring ends as soon as the verdict is MET or NOT MET.
+        seed: Seed of the order of runs.
+        counter: The energy counter, where the budget was made with the user's own.
+        technology: The technology of an energy estimate, where the budget was made with the user's own.
+
+    Returns:
+        The certificate then and now.
+
+    Raises:
+        PlanError: The plan has no certificate, is damaged, or names something that only the user may choose.
+
+    Example:
+        >>> import dsa_hw
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
+        >>> result = dsa_hw.allocate(
+        ...     model, dsa_hw.FlopsBudget("50%"), example_inputs=torch.zeros(1, 3, 8, 8), method="uniform"
+        ... )
+        >>> str(dsa_hw.verify(result.plan, model).now.verdict)
+        'MET'
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     then = Certificate.from_dict(plan.certificate)
-    wanted = [_budget(entry.budget, counter=counter, technology=technology) for entry in then.entries]
+    budgets = [_budget(entry.budget, counter=counter, technology=technology) for entry in then.entries]
     # What is printed as asked follows from the budget that is checked, whatever the file says beside it.
-    then = replace(then, entries=tuple(replace(e, asked=str(b)) for e, b in zip(then.entries, wanted, strict=True)))
+    then = replace(then, entries=tuple(replace(e, asked=str(b)) for e, b in zip(then.entries, budgets, strict=True)))
     places = [
         None if isinstance(b, CountedBudget) else _target(target, e.target)
-        for e, b in zip(then.entries, wanted, strict=True)
+        for e, b in zip(then.entries, budgets, strict=True)
     ]
     inputs = plan_inputs(plan, model, example_inputs)
-    small = pruned(model, plan, inputs, weights)
+    networks = {DENSE: model, "pruned": pruned_network(model, plan, inputs, weights)}
     entries, device, versions = [], [], []
-    for entry, budget, place in zip(then.entries, wanted, places, strict=True):
-        gauge = gauge_for(budget, place, inputs, rules, seed)
-        entries.append(_measure_entry(entry, budget, gauge, {DENSE: model, "pruned": small}, time_limit))
+    for entry, budget, place in zip(then.entries, budgets, places, strict=True):
+        meter = meter_for(budget, place, inputs, rules, seed)
+        entries.append(_measured(entry, budget, meter, networks, time_limit))
         if entry.environment:
-            here = dict(gauge.environment)
+            here = dict(meter.environment)
             changed = {
                 key: f"{key} {entry.environment.get(key, 'absent')} -> {here.get(key, 'absent')}"
                 for key in dict.fromkeys((*entry.environment, *here))
@@ -112,22 +145,11 @@ def recheck(
             device += [text for key, text in changed.items() if key in _DEVICE]
             versions += [text for key, text in changed.items() if key not in _DEVICE]
     now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions, then.quality)
-    return Recheck(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)))
-
-
-def _measure_entry(
-    then: Entry, budget: Budget, gauge: Gauge, networks: Mapping[str, nn.Module], time_limit: float
-) -> Entry:
-    """Measure the budget of ``then`` until its verdict is clear or the time is used up."""
-
-    def judge(found: Mapping[str, Reading]) -> Entry:
-        return entry_of(budget, gauge, then.predicted, found["pruned"], found[DENSE])
-
-    return judge(gauge.read(networks, time_limit, decided=lambda found: judge(found).verdict != CANNOT_TELL))
+    return Verification(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)))
 
 
 def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
-    """The given inputs, or random ones of the shapes that the plan was made for."""
+    """Return the given inputs, or random ones of the shapes that the plan was made for."""
     if example_inputs is not None:
         return as_tensors(example_inputs)
     parameter = next(iter(model.parameters()), torch.empty(0))
@@ -135,20 +157,42 @@ def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tup
     return tuple(torch.randn(s, generator=source).to(parameter.device, parameter.dtype) for s in plan.inputs)
 
 
-def pruned(
+def pruned_network(
     model: nn.Module, plan: Plan, inputs: tuple[Any, ...], weights: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """The network of ``plan``, with ``weights`` (those of the small network) where they are given."""
+    """Return the network of a plan.
+
+    Args:
+        model: The dense network; not changed.
+        plan: What to keep.
+        inputs: Example inputs.
+        weights: State dict of the pruned network; None takes the weights of the dense one.
+
+    Returns:
+        The pruned network.
+
+    Raises:
+        ModelError: The weights do not fit.
+    """
     small = apply_plan(model, plan, inputs)
     if weights is not None:
         try:
             small.load_state_dict(weights)
         except RuntimeError as error:
             raise ModelError(
-                f"the weights do not fit the pruned network ({' '.join(str(error).split())[:200]}); give the model.pt "
-                "that was saved with this plan"
+                f"The weights do not fit the pruned network ({one_line(error, 200)}). Use the model.pt that was saved "
+                "with this plan."
             ) from error
     return small
+
+
+def _measured(then: Entry, budget: Budget, meter: Meter, networks: Mapping[str, nn.Module], time_limit: float) -> Entry:
+    """Measure until the verdict is clear or the time is used up."""
+
+    def entry(found: Mapping[str, Reading]) -> Entry:
+        return entry_of(budget, meter, then.predicted, found["pruned"], found[DENSE])
+
+    return entry(meter.read(networks, time_limit, decided=lambda found: entry(found).verdict != Verdict.INCONCLUSIVE))
 
 
 def _budget(content: Mapping[str, Any], **own: Any) -> Budget:
@@ -159,9 +203,7 @@ def _budget(content: Mapping[str, Any], **own: Any) -> Budget:
 
 
 def _target(given: str | Target | None, title: str) -> Target:
-    """The target that the user gave, by name or title (``"onnxruntime/cpu fp32 x1"``), or the plan's if it is local."""
-    from profilers.targets import from_title, resolve
-
+    """Return the target that the user gave, by name or title, or that of the plan if it is this computer."""
     if given is None:
         return from_title(title)
     if not isinstance(given, str):

@@ -1,8 +1,8 @@
-"""From keep ratios to widths that use a budget up, although the model that gave the keep ratios is somewhat wrong.
+"""Search for integer widths near given keep ratios that use the budgets.
 
-There are two kinds of costs here. ``models`` have gradients and say in which direction to go; corrected ``costs`` know
-what was measured and say how far. The limits of the models are moved until the *rounded* network's corrected cost is
-right, so the way has one dimension, and the networks on it are as near to the keep ratios as rounding allows.
+There are two kinds of costs here. The cost models have gradients and define the direction; the corrected costs know
+what was measured and define how far to go. The limits of the models are moved until the corrected cost of the rounded
+network is right. So the search has one dimension, and its networks are as near to the keep ratios as rounding allows.
 """
 
 from __future__ import annotations
@@ -11,37 +11,51 @@ from collections.abc import Container, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dsa_hw.methods.costs import Cost, CostSet, Valued
 from dsa_hw.methods.dsa.projection import project
 from dsa_hw.methods.rounding import narrowest, round_widths
+from dsa_hw.utils.arrays import Floats, Ints
 
-__all__ = ["Way"]
+__all__ = ["WidthSearch"]
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-_TRIES = 8  # limits that an approach tries
-_MANY = 64  # groups: so many round well by themselves, and their pairs are too many to try
+_TRIES = 8  # limits that a search tries
+_MANY = 64  # above this number of groups rounding is fine enough, and their pairs are too many to try
 
 
-class Way:
-    """The networks near ``alpha`` (K,), from the narrowest to the dense one; J ``models``, ``grid`` (K,) steps."""
+class WidthSearch:
+    """The networks near given keep ratios, from the narrowest to the dense one."""
 
     def __init__(self, alpha: Floats, sizes: Ints, models: Sequence[Cost], grid: Ints, minimum: float = 0.05) -> None:
+        """Set up the search.
+
+        Args:
+            alpha: Keep ratios (K,).
+            sizes: Dense widths (K,).
+            models: J costs with gradients.
+            grid: Step of the widths (K,).
+            minimum: Smallest keep ratio.
+        """
         self.alpha, self.sizes, self.models, self.grid, self.minimum = alpha, sizes, models, grid, minimum
         self.least = narrowest(sizes, grid, minimum)
 
     def at(self, limits: Floats) -> Ints:
-        """Widths (K,) at limits (J,) on the models."""
+        """Return widths (K,) within limits (J,) on the models."""
         near = self._project(limits)
         return round_widths(near, CostSet(self.models, self.sizes, limits), self.grid, minimum=self.minimum)
 
-    def approach(self, costs: CostSet[Valued], enough: float) -> Ints:
-        """Widths (K,) whose ``costs`` are within their limits, the aims, and, if there are any, use ``enough`` of one.
+    def search(self, costs: CostSet[Valued], enough: float) -> Ints:
+        """Find widths whose costs are within their limits and use them well.
 
-        Raises ``InfeasibleBudgetError`` where the narrowest network is not within the aims.
+        Args:
+            costs: J corrected costs with their limits.
+            enough: Share of a limit that is enough to stop.
+
+        Returns:
+            Widths (K,).
+
+        Raises:
+            InfeasibleBudgetError: The narrowest network is not within the limits.
         """
         costs.check_feasible(self.least / self.sizes)
         aims, narrow = costs.limits, costs.at_widths(self.least)
@@ -65,16 +79,23 @@ class Way:
                 scale = 0.5 * (low + high) if np.isfinite(high) else 1.02 * low
         return self._fill(best, costs, enough)
 
-    def beside(
+    def neighbour(
         self,
         widths: Ints,
         costs: CostSet[Valued],
         window: tuple[float, float],
         seen: Container[tuple[int, ...]],
     ) -> Ints | None:
-        """A small change of ``widths`` (K,) that was not ``seen`` and uses a share of the aims within the ``window``.
+        """Find a small change of given widths that uses a certain share of the limits.
 
-        Around the middle of the window, where an error to either side is forgiven; None where there is nothing.
+        Args:
+            widths: Widths (K,) to change.
+            costs: J corrected costs with their limits.
+            window: Smallest and largest share to use. The middle is preferred: an error to either side does no harm.
+            seen: Configurations to avoid.
+
+        Returns:
+            Widths (K,), or None where there are none.
         """
         if self.sizes.size > _MANY:
             return None
@@ -94,10 +115,10 @@ class Way:
         return project(self.alpha, CostSet(self.models, self.sizes, limits), self.least / self.sizes)
 
     def _fill(self, widths: Ints, costs: CostSet[Valued], enough: float) -> Ints:
-        """``widths``, changed a little so that they use ``enough`` of the aims.
+        """Change ``widths`` a little so that they use ``enough`` of the limits.
 
-        First other widths on the grid (one group up, another one down), then a finer step for a single group. Off the
-        grid the device is slower than a model says; the next measurement tells.
+        First by other widths on the grid (one group up, another one down), then by a finer step for a single group.
+        Off the grid the device is slower than the model predicts; the next measurement shows by how much.
         """
         best = float(self._use(widths, costs))
         steps = [self.grid] if self.sizes.size <= _MANY else []
@@ -119,17 +140,17 @@ class Way:
         return widths
 
     def _use(self, rows: Ints, costs: CostSet[Valued]) -> Floats:
-        """How much of the aims configurations (..., K) use; -inf where one is exceeded."""
+        """Return how much of the limits configurations (..., K) use; -inf where one is exceeded."""
         share = costs.at_widths(rows) / costs.limits
         return np.where((share <= 1).all(-1), share.max(-1), -np.inf)
 
     def _nearest(self, rows: Ints) -> int:
-        """Which of the configurations (R, K) is nearest to the keep ratios, each group's distance relative to it."""
+        """Return the index of the configuration (R, K) nearest to the keep ratios, by relative distance."""
         wanted = np.maximum(self.alpha * self.sizes, 1.0)
         return int(np.argmin((np.log(rows / wanted) ** 2).sum(-1)))
 
     def _pairs(self, widths: Ints) -> Ints:
-        """One group up by 1 to 3 steps and another one down by as many at most, all pairs, shape (R, K)."""
+        """Return all configurations (R, K) with one group up by 1 to 3 steps and another down by 1 to 3."""
         rows = []
         for up in range(widths.size):
             for raised in (1, 2, 3):
@@ -147,7 +168,7 @@ class Way:
         return np.array(rows, np.int64).reshape(-1, widths.size)
 
     def _singles(self, widths: Ints, step: Ints) -> Ints:
-        """Every larger width of one group, by its step up to below the full width, shape (R, K)."""
+        """Return all configurations (R, K) with one group widened by multiples of its step."""
         rows = []
         for k in range(widths.size):
             for width in range(int(widths[k]) + int(step[k]), int(self.sizes[k]), int(step[k])):

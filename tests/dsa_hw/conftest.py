@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
 from dsa_hw.methods import registry as methods
 from dsa_hw.methods.problem import Problem, Proposal
 from profilers import MeasuringRules
 from tests.fakes.formula import Formula, Net
+from tests.fakes.machine import Tiny
 
 
 @pytest.fixture
@@ -52,3 +54,10 @@ def counting() -> Iterator[list[Problem]]:
 
     yield asked
     del methods.METHODS["counting"]
+
+
+@pytest.fixture
+def tiny() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A small network and its inputs."""
+    torch.manual_seed(0)
+    return Tiny().eval(), (torch.randn(1, 3, 16, 16),)

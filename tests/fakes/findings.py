@@ -12,10 +12,11 @@ import pandas as pd
 import budgets
 from dsa_hw.channels import find_groups
 from dsa_hw.experiments.report.findings import COLUMNS, Findings
+from dsa_hw.profiles import Profile
 from dsa_hw.zoo.models import load_model
 
 
-def profile_of(groups: Any, seed: int = 0) -> pd.DataFrame:
+def profile_of(groups: Any, seed: int = 0) -> Profile:
     """A made profile: a constant and FLOPs, 1 % of noise, with a saw-tooth of 20 % off the grid of 8."""
     rng = np.random.default_rng(seed)
     flops = budgets.flops(groups)
@@ -57,16 +58,24 @@ def profile_of(groups: Any, seed: int = 0) -> pd.DataFrame:
                 "divisor": 8,
             }
         )
-    table.attrs = {
-        "target": "made/cpu", "fingerprint": groups.fingerprint, "sizes": [int(c) for c in groups.sizes], "names": list(groups.names),
-        "environment": {"target": "made/cpu"}, "grid": dict.fromkeys(groups.names, 8), "quantity": "latency", "unit": "s", "network": "made",
-        "inputs": [[[1, 3, 32, 32], "torch.float32"]], "statistic": "quiet", "grid_evidence": evidence, "noise": 0.01, "rejected": 0.1, "untrusted": 0,
-    }  # fmt: skip
-    return table
+    return Profile(
+        table,
+        groups.names,
+        tuple(int(c) for c in groups.sizes),
+        target="made/cpu",
+        fingerprint=groups.fingerprint,
+        network="made",
+        inputs=([[1, 3, 32, 32], "torch.float32"],),
+        environment={"target": "made/cpu"},
+        grid=dict.fromkeys(groups.names, 8),
+        grid_evidence=tuple(evidence),
+        noise=0.01,
+        rejected=0.1,
+    )
 
 
 @functools.cache
-def _fitted() -> tuple[Any, pd.DataFrame, budgets.CostModel]:
+def _fitted() -> tuple[Any, Profile, budgets.CostModel]:
     network, inputs = load_model("resnet8")
     groups = find_groups(network, inputs)
     profile = profile_of(groups)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import budgets
 from budgets.quadratic import Quadratic
-from dsa_hw.pipeline.certificate import Reading
-from dsa_hw.pipeline.constraints import Line
+from dsa_hw.pipeline.constraints import Constraint
+from dsa_hw.pipeline.reading import Reading
 
 
 class World:
@@ -53,12 +53,12 @@ class World:
         self.measured += 1
         return [self.read(widths)], [self.read(self.sizes)]
 
-    def line(self, share: float, relative: bool) -> Line:
+    def constraint(self, share: float, relative: bool) -> Constraint:
         dense = float(self.belief(np.ones(self.sizes.size)))
         limit = float(share * (dense if relative else self.true(self.sizes)))
         amount = f"{100 * float(share)!r}%" if relative else f"{limit!r}s"
-        gauge: Any = SimpleNamespace(exact=False, title="world", environment={})
-        return Line(budgets.LatencyBudget(amount), _Cost(self.belief), dense, limit, gauge, self.grid)
+        meter: Any = SimpleNamespace(exact=False, title="world", environment={})
+        return Constraint(budgets.LatencyBudget(amount), _Cost(self.belief), dense, limit, meter, self.grid)
 
 
 def _quadratic(square: NDArray[np.float64], line: NDArray[np.float64]) -> Quadratic:

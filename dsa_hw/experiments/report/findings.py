@@ -1,4 +1,4 @@
-"""What a comparison found, and what may be said about it. No sentence here is written before the numbers are known."""
+"""The findings of a comparison, and sentences that follow from their numbers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from budgets.budget import BUDGETS
+from dsa_hw.pipeline.reading import Verdict
+from dsa_hw.profiles import Profile
+from dsa_hw.utils.text import percent
 
 if TYPE_CHECKING:
     from budgets import CostModel
 
-__all__ = ["COLUMNS", "Difference", "Findings", "percent", "seconds"]
+__all__ = ["COLUMNS", "Difference", "Findings", "seconds"]
 
 COLUMNS = (
     "id", "kind", "asked", "method", "matches", "limit", "flops", "params", "predicted", "seconds", "low", "high",
@@ -28,10 +31,11 @@ _SAME = 0.03
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy of a network minus that of another, ``points`` in percentage points.
+    """Difference of two accuracies.
 
-    ``error`` is half of the 95 % interval over test images, paired: both networks saw the same ones. NaN where the
-    single answers are not known.
+    Attributes:
+        points: The difference in percentage points.
+        error: Half of its 95% interval over paired test images; NaN where single predictions are not known.
     """
 
     points: float
@@ -39,9 +43,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """ "better", "worse", or "cannot tell" where the interval has zero in it (or is not known)."""
+        """Either "better", "worse", or "inconclusive" where the interval contains zero or is not known."""
         if math.isnan(self.error) or abs(self.points) <= self.error:
-            return "cannot tell"
+            return "inconclusive"
         return "better" if self.points > 0 else "worse"
 
 
@@ -49,11 +53,16 @@ class Difference:
 class Findings:
     """Everything that the page shows.
 
-    ``rows`` has `COLUMNS`, a row per network: ``kind`` is "dense", "flops", "latency", "params" or "memory";
-    ``matches`` names the network whose measured latency this one was brought to; times in seconds, accuracies in
-    [0, 1]. ``widths``: a row per network (index: id), a column per channel group; ``sizes`` (K,) the dense widths.
-    ``histories``: the steps of each allocation. ``correct``: which test images each network got right, (n,) bool.
-    ``about``: model, data, target, command and settings, as text.
+    Attributes:
+        rows: A row for each network, with `COLUMNS`. ``kind`` is "dense" or the key of a budget; ``matches`` names the
+            network whose measured latency this one was brought to. Times in seconds, accuracies in [0, 1].
+        widths: A row for each network (index: id), a column for each channel group.
+        sizes: Dense widths (K,).
+        histories: The steps of each allocation.
+        correct: Which test images each network classifies correctly, bool (n,).
+        profile: The profile of latency.
+        cost: The cost model of latency.
+        about: Model, data, target, command and settings, as text.
     """
 
     rows: pd.DataFrame
@@ -61,7 +70,7 @@ class Findings:
     sizes: NDArray[np.int64]
     histories: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     correct: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
-    profile: pd.DataFrame | None = None
+    profile: Profile | None = None
     cost: CostModel | None = None
     about: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,11 +80,11 @@ class Findings:
         return self.rows[self.rows["kind"] == "dense"].iloc[0]
 
     def row(self, id: str) -> pd.Series[Any]:
-        """The row of one network."""
+        """Return the row of one network."""
         return self.rows[self.rows["id"] == id].iloc[0]
 
     def pairs(self) -> list[tuple[pd.Series[Any], pd.Series[Any]]]:
-        """(latency-budget network, the network that was brought to its latency), our own method first."""
+        """Return pairs of a latency-budget network and the network brought to its latency, DSA first."""
         found = [
             (self.row(str(r["matches"])), r)
             for _, r in self.rows.iterrows()
@@ -84,7 +93,7 @@ class Findings:
         return sorted(found, key=lambda pair: (pair[0]["method"] != "dsa", pair[1]["method"] != "dsa"))
 
     def difference(self, a: str, b: str) -> Difference:
-        """Accuracy of network ``a`` minus that of network ``b``."""
+        """Return the accuracy of network ``a`` minus that of network ``b``."""
         points = 100 * float(self.row(a)["accuracy"] - self.row(b)["accuracy"])
         if a not in self.correct or b not in self.correct:
             return Difference(points, math.nan)
@@ -92,7 +101,7 @@ class Findings:
         return Difference(points, 196 * float(each.std(ddof=1)) / math.sqrt(len(each)))
 
     def headline(self) -> str:
-        """What came out, in one sentence, whichever way it went."""
+        """Return the result in one sentence."""
         pairs = self.pairs()
         if pairs:
             ours, theirs = pairs[0]
@@ -114,13 +123,11 @@ class Findings:
         else:
             when = f"At {both[0]} against {both[1]}, the closest that was found"
         if (self.widths.loc[str(ours["id"])] == self.widths.loc[str(theirs["id"])]).all():
-            return f"{when}, both budgets come to the same widths: here they ask for the same network."
+            return f"{when}, both budgets give the same network."
         d, other = self.difference(str(ours["id"]), str(theirs["id"])), BUDGETS[theirs["kind"]].title
-        if d.verdict == "cannot tell":
+        if d.verdict == "inconclusive":
             sure = "" if math.isnan(d.error) else f" ± {d.error:.1f}"
-            text = (
-                f"latency and {other} budget are equally accurate as far as can be told: {d.points:+.1f}{sure} points"
-            )
+            text = f"latency and {other} budget cannot be told apart by accuracy ({d.points:+.1f}{sure} points)"
         else:
             size = f"{abs(d.points):.1f} percentage point{'' if f'{abs(d.points):.1f}' == '1.0' else 's'}"
             more = "more" if d.verdict == "better" else "less"
@@ -128,7 +135,7 @@ class Findings:
         return f"{when}, {text}."
 
     def lede(self) -> list[str]:
-        """Two or three sentences under the headline: what each budget really took, and whether it was kept."""
+        """Return two or three sentences: the latency that each budget gave, and whether it was met."""
         dense, found = self.dense, []
         first = self.methods()[0] if self.methods() else ""
         chosen = self.rows[
@@ -139,8 +146,8 @@ class Findings:
             name = f"{BUDGETS[row['kind']].title} budget of {row['asked']}"
             if row["kind"] == "latency":
                 used = float(row["seconds"] / row["limit"])
-                kept = "was kept" if used <= 1 else f"was missed by {percent(used - 1)}"
-                if row.get("verdict") == "CANNOT TELL":
+                kept = "was met" if used <= 1 else f"was missed by {percent(used - 1)}"
+                if row.get("verdict") == Verdict.INCONCLUSIVE:
                     kept = "is too close to its limit for a verdict"
                 found.append(f"The {name} {kept}: measured {seconds(row['seconds'])}, {percent(share)} of dense.")
             else:
@@ -148,16 +155,15 @@ class Findings:
         return found
 
     def methods(self) -> list[str]:
-        """Names of the methods that were compared, "dsa" first."""
+        """Return the names of the methods that were compared, "dsa" first."""
         names = [m for m in dict.fromkeys(self.rows["method"]) if m]
         return sorted(names, key=lambda m: m != "dsa")
 
 
 def seconds(value: float) -> str:
-    """``0.001234`` -> ``"1.23 ms"``; always in milliseconds, so that numbers can be compared at a glance."""
+    """Format a time in milliseconds.
+
+    >>> seconds(0.001234)
+    '1.23 ms'
+    """
     return f"{1e3 * float(value):#.3g}".rstrip(".") + " ms"
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """``0.4981`` -> ``"49.8 %"``."""
-    return f"{100 * float(share):.{digits}f} %"

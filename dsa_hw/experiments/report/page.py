@@ -1,41 +1,33 @@
-"""Findings -> one HTML page. Whatever came from outside (names of models, groups, commands) is escaped here."""
+"""Render findings as one HTML page; everything from outside (names of models, groups, commands) is escaped here."""
 
 from __future__ import annotations
 
 import html
-import os
 import re
-import tempfile
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import pandas as pd
 
-from dsa_hw.errors import DsaError
 from dsa_hw.experiments.report import plots
-from dsa_hw.experiments.report.findings import Findings, percent, seconds
+from dsa_hw.experiments.report.findings import Findings, seconds
 from dsa_hw.experiments.report.template import PAGE
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.text import percent
 
 __all__ = ["render", "write"]
 
 
 def write(findings: Findings, path: Path) -> Path:
-    """Render to ``path``, whole or not at all."""
-    text = render(findings)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise DsaError(f"cannot write the report to {path}: {error}") from error
+    """Write the page to ``path``, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render(findings))
     return path
 
 
 def render(findings: Findings) -> str:
-    """The page as text."""
+    """Return the page as text."""
     about = findings.about
     title = f"{about.get('model', 'network')} on {about.get('target', 'its target')}: budgets compared"
     parts = [
@@ -54,7 +46,7 @@ def render(findings: Findings) -> str:
 
 
 def _e(value: object) -> str:
-    """Escaped; apostrophes are set well, a number stays on one line with its unit."""
+    """Escape a value; apostrophes become typographic, a number stays on one line with its unit."""
     text = re.sub(r"(?<=\w)&#x27;(?=\w)", "&rsquo;", html.escape(str(value), quote=True))
     return re.sub(r"(\d) (?=%|ms\b|MFLOPs\b)", "\\1&nbsp;", text)
 
@@ -64,7 +56,7 @@ def _dot(kind: str) -> str:
 
 
 def _name(row: pd.Series[Any]) -> str:
-    """A network in words: ``latency 50 %``."""
+    """Return the name of a network: ``latency budget 50%``."""
     if row["kind"] == "dense":
         return "dense"
     return f"{plots.budget_title(row['kind'])} {row['asked']}"
@@ -75,13 +67,8 @@ def _header(findings: Findings) -> str:
     where = f"{about.get('model', '')} · {about.get('data', '')} · {about.get('target', '')} · {about.get('date', '')}"
     lede = " ".join(findings.lede())
     trust = findings.rows["trusted"].all()
-    doubt = (
-        ""
-        if trust
-        else (
-            '<p class="warn">Some latencies on this page cannot be trusted by the rules in force; they are marked.</p>'
-        )
-    )
+    warning = "Some latencies on this page cannot be trusted under the measuring rules; they are marked."
+    doubt = "" if trust else f'<p class="warn">{warning}</p>'
     note = f'<p class="warn">{_e(about["note"])}</p>' if about.get("note") else ""
     return (
         f'<header>\n<p class="eyebrow">{_e(where)}</p>\n<h1>{_e(findings.headline())}</h1>\n'
@@ -109,7 +96,7 @@ def _cards(findings: Findings) -> str:
 
 
 def _scroll(label: str, head: list[str], rows: list[list[str]]) -> str:
-    """A table in a box that scrolls by itself; cells are HTML already."""
+    """Return a table in a box that scrolls; the cells are HTML."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>\n' for row in rows
@@ -142,7 +129,7 @@ def _equal(findings: Findings) -> str:
                 f'<span class="{mark}">{d.points:+.1f}</span>{sure}',
                 _e(
                     {
-                        "cannot tell": "cannot tell apart",
+                        "inconclusive": "inconclusive",
                         "better": "latency budget",
                         "worse": "FLOPs budget" if theirs["kind"] == "flops" else "the other",
                     }[d.verdict]
@@ -156,13 +143,13 @@ def _equal(findings: Findings) -> str:
         "ratio",
         "its accuracy",
         "the other&rsquo;s",
-        "difference<small>points, 95 %</small>",
+        "difference<small>points, 95%</small>",
         "more accurate",
     ]
     text = (
-        "The fair question: the other budget is tightened or loosened until its network takes as long, measured, as "
-        "the latency budget&rsquo;s network. Then only accuracy can differ. The error of the difference is over test "
-        "images, paired; it does not include what another training seed would change."
+        "For a fair comparison the other budget is changed until its network has the same measured latency as the "
+        "network of the latency budget. Then only the accuracies differ. The error of the difference is over paired "
+        "test images; it does not include the variation between training seeds."
     )
     table = _scroll("Accuracy at equal measured latency", head, rows)
     return f"<section>\n<h2>At equal measured latency</h2>\n<p>{text}</p>\n{table}\n</section>"
@@ -195,7 +182,7 @@ def _table(findings: Findings) -> str:
         )
     head = [
         "network",
-        "latency<small>95 % interval, ms</small>",
+        "latency<small>95% interval, ms</small>",
         "of dense",
         "predicted",
         "FLOPs",
@@ -234,7 +221,7 @@ def _fronts(findings: Findings) -> str:
 
 
 def _two(findings: Findings) -> tuple[str, str] | None:
-    """The latency-budget network and the FLOPs-budget one to set beside it: at equal latency if there is one."""
+    """Return the latency-budget network and a FLOPs-budget network, at equal latency if there is one."""
     pairs = findings.pairs()
     if pairs:
         return str(pairs[0][0]["id"]), str(pairs[0][1]["id"])
@@ -296,19 +283,21 @@ def _teeth(findings: Findings) -> str:
     figure, group, worst = found
     if worst > 0:
         caption = (
-            f"Channels of {group}, swept on the target: off its grid they take up to {percent(worst, 0)} longer than "
-            "widths on it would make expect."
+            f"Channel counts of {group}, measured on the target: off its grid they take up to {percent(worst, 0)} "
+            "longer than predicted from grid-aligned widths."
         )
     else:
-        caption = f"Channels of {group}, swept on the target: no channel count was found that it dislikes."
-    return _figure("The device's saw-tooth", figure, "teeth", f"Measured time against channels. {caption}", caption)
+        caption = f"Channel counts of {group}, measured on the target: none is slower than its neighbours predict."
+    return _figure(
+        "Latency against channel count", figure, "teeth", f"Measured time against channels. {caption}", caption
+    )
 
 
 def _convergence(findings: Findings) -> str:
     figure = plots.convergence(findings)
     if figure is None:
         return ""
-    caption = "The limit falls to the budget while the allocation learns; solid: cost at the keep ratios of that step."
+    caption = "The limit falls to the budget during the allocation; solid lines: cost at the keep ratios of each step."
     return _figure("Budget convergence", figure, "convergence", f"Cost against limit by step. {caption}", caption)
 
 
@@ -334,13 +323,13 @@ def _repeat(findings: Findings) -> str:
         return ""
     return (
         f'<section>\n<h2>How to repeat it</h2>\n<pre tabindex="0"><code>{html.escape(_wrapped(command))}</code></pre>\n'
-        '<p class="note">The same command with the same folder continues what is there; with a new folder it starts '
-        "afresh.</p>\n</section>"
+        '<p class="note">The same command with the same folder continues; with a new folder it starts '
+        "again.</p>\n</section>"
     )
 
 
 def _wrapped(command: str) -> str:
-    """An option per line, as a shell takes it."""
+    """Return the command with one option per line, as a shell accepts it."""
     return command.replace(" --", " \\\n  --")
 
 

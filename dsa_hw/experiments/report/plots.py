@@ -18,6 +18,7 @@ import pandas as pd
 
 from budgets.budget import BUDGETS
 from dsa_hw.experiments.report.findings import Findings
+from dsa_hw.profiles import Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,8 @@ __all__ = [
 # Okabe and Ito's palette. Every colour is used once, so that as_svg can replace it by the variable of the same name.
 COLOURS = {
     "ink": "#1f2933", "muted": "#7b8794", "line": "#d9dee4", "paper": "#fffffe",
-    "latency": "#0072b2", "flops": "#d55e00", "params": "#009e73", "memory": "#b5568d",
+    "latency": "#0072b2", "flops": "#d55e00", "params": "#009e73", "memory": "#b5568d", "energy": "#b07d00",
+    "estimated_energy": "#4f8fc0",
 }  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _MOST_GROUPS = 36
@@ -238,15 +240,15 @@ def prediction(findings: Findings, confidence: float = 0.9) -> Figure:
     return figure
 
 
-def saw_tooth(profile: pd.DataFrame) -> tuple[Figure, str, float] | None:
+def saw_tooth(profile: Profile) -> tuple[Figure, str, float] | None:
     """Time against channels of the swept group with the deepest teeth; its name and the largest excess off the grid.
 
     None where no sweep was made (``--grid N``).
     """
-    evidence = pd.DataFrame(profile.attrs.get("grid_evidence", []))
+    evidence = pd.DataFrame(list(profile.grid_evidence))
     if evidence.empty:
         return None
-    grid = profile.attrs["grid"]
+    grid = profile.grid
     evidence = evidence.assign(
         on=[w % grid.get(g, 1) == 0 for g, w in zip(evidence["group"], evidence["width"], strict=True)]
     )

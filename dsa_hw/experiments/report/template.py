@@ -19,12 +19,12 @@ PAGE = """<!doctype html>
   --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
   --ink: #1f2933; --muted: #5f6c7b; --line: #e1e6eb; --paper: #ffffff; --wash: #f6f8fa;
-  --latency: #0072b2; --flops: #c95400; --params: #00805d; --memory: #a3467b; --good: #00734f; --bad: #b3261e;
+  --latency: #0072b2; --flops: #c95400; --params: #00805d; --memory: #a3467b; --energy: #8a6200; --estimated_energy: #2f6f9f; --good: #00734f; --bad: #b3261e;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e6ebf0; --muted: #9aa7b4; --line: #2d3742; --paper: #12171d; --wash: #1a2129;
-    --latency: #5cb3e8; --flops: #f28e4b; --params: #4cc9a0; --memory: #dd8fbb; --good: #57d3a4; --bad: #ff8a80;
+    --latency: #5cb3e8; --flops: #f28e4b; --params: #4cc9a0; --memory: #dd8fbb; --energy: #e3b341; --estimated_energy: #8fc3ea; --good: #57d3a4; --bad: #ff8a80;
   }
 }
 * { box-sizing: border-box; }
@@ -48,6 +48,7 @@ p { margin: 0 0 .9rem; max-width: 44rem; }
 .dot { flex: none; display: inline-block; width: .6em; height: .6em; border-radius: 50%; background: var(--ink); }
 .dot.latency { background: var(--latency); } .dot.flops { background: var(--flops); }
 .dot.params { background: var(--params); } .dot.memory { background: var(--memory); }
+.dot.energy { background: var(--energy); } .dot.estimated_energy { background: var(--estimated_energy); }
 .scroll { overflow-x: auto; margin: 1rem 0 0; border: 1px solid var(--line); border-radius: 10px; }
 .scroll:focus-visible { outline: 2px solid var(--latency); outline-offset: 2px; }
 table { width: 100%; border-collapse: collapse; font-size: .875rem; line-height: 1.45; font-variant-numeric: tabular-nums; }

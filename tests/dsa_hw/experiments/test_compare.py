@@ -14,20 +14,23 @@ import torch
 
 import budgets
 import dsa_hw.experiments.compare as comparison
-from budgets import FlopsBudget, LatencyBudget, ParamsBudget
+from budgets import EstimatedEnergyBudget, FlopsBudget, LatencyBudget, ParamsBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError
 from dsa_hw.experiments.compare import compare
-from dsa_hw.experiments.equal_latency import match
-from dsa_hw.experiments.run_folder import Workshop, slug
-from dsa_hw.experiments.settings import Settings
+from dsa_hw.experiments.equal_latency import match_latency
+from dsa_hw.experiments.run_folder import RunFolder, slug
+from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.experiments.sweep import sweep
-from dsa_hw.pipeline.certificate import MET, Certificate
+from dsa_hw.pipeline.certificate import Certificate
+from dsa_hw.pipeline.options import ProfileOptions
+from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.zoo.data import Data
 from tests.fakes.digits import digits, formula, net
 
-QUICK = Settings(train_epochs=2, epochs=1, finetune_epochs=1, samples=16, holdout=4, reading=1.0, time_limit=30.0)
+QUICK = ExperimentSettings(train_epochs=2, epochs=1, finetune_epochs=1, reading=1.0)
+PROFILING = ProfileOptions(samples=16, holdout=4, time_limit=30.0)
 BUDGETS = [FlopsBudget("50%"), LatencyBudget("50%"), ParamsBudget("60%")]
 
 
@@ -39,8 +42,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
         patch.setattr(methods, "_HOMES", ("dsa_hw.methods.baselines",))
         out = tmp_path_factory.mktemp("report")
         table = compare(
-            net(), digits(), BUDGETS, target="formula/cpu", methods=("tilted", "uniform"), settings=QUICK, out=out,
-            command="dsa-hw compare --model net",
+            net(), digits(), BUDGETS, target="formula/cpu", methods=("tilted", "uniform"), settings=QUICK,
+            profiling=PROFILING, out=out, command="dsa-hw compare --model net",
         )  # fmt: skip
     return out, table
 
@@ -79,7 +82,7 @@ def test_budgets_are_kept(done: tuple[Path, pd.DataFrame]) -> None:
     plain = table[table["matches"] == ""]
     assert (plain[plain["kind"] == "flops"]["flops"] <= 0.5 * table["flops"][0]).all()
     assert (plain[plain["kind"] == "params"]["params"] <= 0.6 * table["params"][0]).all()
-    assert (plain[plain["kind"] == "latency"]["verdict"] == MET).all()
+    assert (plain[plain["kind"] == "latency"]["verdict"] == Verdict.MET).all()
 
 
 def test_equal_latency_is_equal(done: tuple[Path, pd.DataFrame]) -> None:
@@ -103,11 +106,18 @@ def test_the_same_call_trains_and_measures_nothing_again(
     done: tuple[Path, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, table = done
-    monkeypatch.setattr(comparison, "solve", _never)
-    monkeypatch.setattr("dsa_hw.experiments.run_folder.finetune", _never)
-    monkeypatch.setattr("dsa_hw.pipeline.meters.DeviceGauge.read", _never)
+    monkeypatch.setattr(comparison, "solve_or_resume", _never)
+    monkeypatch.setattr("dsa_hw.experiments.dense.finetune", _never)
+    monkeypatch.setattr("dsa_hw.pipeline.meters.DeviceMeter.read", _never)
     again = compare(
-        net(), digits(), BUDGETS, target="formula/cpu", methods=("tilted", "uniform"), settings=QUICK, out=out
+        net(),
+        digits(),
+        BUDGETS,
+        target="formula/cpu",
+        methods=("tilted", "uniform"),
+        settings=QUICK,
+        profiling=PROFILING,
+        out=out,
     )
     pd.testing.assert_frame_equal(again, table)
 
@@ -118,29 +128,49 @@ def _never(*args: Any, **options: Any) -> Any:
 
 def test_an_interrupted_call_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = comparison.solve
+    original = comparison.solve_or_resume
 
-    def interrupted(problem: Any, name: str) -> Any:
+    def interrupted(problem: Any, name: str, *more: Any) -> Any:
         calls.append(name)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return original(problem, name)
+        return original(problem, name, *more)
 
-    monkeypatch.setattr(comparison, "solve", interrupted)
-    ask = {"target": "formula/cpu", "methods": ("uniform",), "settings": QUICK, "out": tmp_path, "equal": False}
+    wanted = [*BUDGETS[:2], EstimatedEnergyBudget("60%")]
+    monkeypatch.setattr(comparison, "solve_or_resume", interrupted)
+    ask = {
+        "target": "formula/cpu",
+        "methods": ("uniform",),
+        "settings": QUICK,
+        "profiling": PROFILING,
+        "out": tmp_path,
+        "equal": False,
+    }
     with pytest.raises(KeyboardInterrupt):
-        compare(net(), digits(), BUDGETS, **ask)
+        compare(net(), digits(), wanted, **ask)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == ["flops-50%-uniform"]
-    table = compare(net(), digits(), BUDGETS, **ask)
+    table = compare(net(), digits(), wanted, **ask)
+    assert list(table["kind"]) == ["dense", "flops", "latency", "estimated_energy"]
+    assert table["verdict"].iloc[-1] == "MET"
     assert len(calls) == 4  # one before, one interrupted, two after
     assert len(table) == 4
 
 
 def test_another_question_in_the_same_folder_is_refused(done: tuple[Path, pd.DataFrame]) -> None:
     out, _ = done
-    with pytest.raises(DsaError, match=r"another question \(epochs"):
-        compare(net(), digits(), BUDGETS, target="formula/cpu", methods=("uniform",), settings=QUICK, out=out, epochs=7)
+    other = replace(QUICK, epochs=7)
+    with pytest.raises(DsaError, match=r"different settings \(epochs=1, requested epochs=7\)"):
+        compare(
+            net(),
+            digits(),
+            BUDGETS,
+            target="formula/cpu",
+            methods=("uniform",),
+            settings=other,
+            profiling=PROFILING,
+            out=out,
+        )
 
 
 def other(part: str) -> Data:
@@ -157,26 +187,40 @@ def test_other_data_of_the_same_name_in_the_same_folder_are_refused(
     part: str, done: tuple[Path, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _ = done
-    with pytest.raises(DsaError, match=r"another question \(contents"):
-        compare(net(), other(part), BUDGETS, target="formula/cpu", methods=("uniform",), settings=QUICK, out=out)
-    ask: dict[str, Any] = {"target": "formula/cpu", "method": "uniform", "settings": QUICK, "out": tmp_path}
+    with pytest.raises(DsaError, match=r"different settings \(contents"):
+        compare(
+            net(),
+            other(part),
+            BUDGETS,
+            target="formula/cpu",
+            methods=("uniform",),
+            settings=QUICK,
+            profiling=PROFILING,
+            out=out,
+        )
+    ask: dict[str, Any] = {
+        "target": "formula/cpu",
+        "method": "uniform",
+        "settings": QUICK,
+        "profiling": PROFILING,
+        "out": tmp_path,
+    }
     monkeypatch.setattr("dsa_hw.experiments.sweep.train_dense", _never)
     for _ in range(2):  # the same data are let in, twice
         with pytest.raises(AssertionError):
             sweep(net(), BUDGETS[:1], data=digits(), **ask)
-    with pytest.raises(DsaError, match=r"another question \(contents"):
+    with pytest.raises(DsaError, match=r"different settings \(contents"):
         sweep(net(), BUDGETS[:1], data=other(part), **ask)
 
 
-def test_energy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match="got energy"):
-        compare(
-            net(), digits(), [budgets.EnergyBudget("50%")], target="formula/cpu", methods=("uniform",), out=tmp_path
-        )
+def test_a_latency_budget_on_another_target_is_refused(tmp_path: Path) -> None:
+    elsewhere = [LatencyBudget("50%", target="torch/cpu")]
+    with pytest.raises(BudgetError, match="on one target"):
+        compare(net(), digits(), elsewhere, target="formula/cpu", methods=("uniform",), out=tmp_path)
 
 
 def test_an_impossible_budget_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsa_hw.experiments.run_folder.finetune", _never)
+    monkeypatch.setattr("dsa_hw.experiments.dense.finetune", _never)
     with pytest.raises(InfeasibleBudgetError, match="cannot be met"):
         compare(
             net(),
@@ -185,18 +229,19 @@ def test_an_impossible_budget_is_refused_before_training(tmp_path: Path, monkeyp
             target="formula/cpu",
             methods=("uniform",),
             settings=QUICK,
+            profiling=PROFILING,
             out=tmp_path,
         )
 
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
-    shop = Workshop(tmp_path, {"a": 1})
-    shop.add({"id": "one"})
+    folder = RunFolder(tmp_path, {"a": 1})
+    folder.add({"id": "one"})
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"id": "tw')
-    assert list(shop.rows()) == ["one"]
-    shop.add({"id": "three"})
-    assert list(shop.rows()) == ["one", "three"]
+    assert list(folder.rows()) == ["one"]
+    folder.add({"id": "three"})
+    assert list(folder.rows()) == ["one", "three"]
 
 
 @pytest.mark.parametrize("share", [0.35, 0.6, 0.9])
@@ -209,7 +254,7 @@ def test_match_comes_close_by_the_model(share: float) -> None:
         return 0.1 + float(alpha[0] * alpha[1] + 3 * alpha[1] * alpha[2])
 
     aim = share * latency(groups.sizes)
-    found = match(np.full(len(groups), 0.5), groups.sizes, cost, latency, aim, np.full(len(groups), 4))
+    found = match_latency(np.full(len(groups), 0.5), groups.sizes, cost, latency, aim, np.full(len(groups), 4))
     assert found.seconds == pytest.approx(aim, rel=0.03)
     assert found.seconds == latency(found.widths)
     assert float(cost(found.widths / groups.sizes)) <= found.limit
@@ -217,28 +262,52 @@ def test_match_comes_close_by_the_model(share: float) -> None:
 
 def test_sweep_is_monotone_and_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [LatencyBudget(f"{p}%") for p in (40, 80, 60)]
-    table = sweep(net(), asked, data=digits(), target="formula/cpu", method="uniform", settings=QUICK, out=tmp_path)
+    table = sweep(
+        net(),
+        asked,
+        data=digits(),
+        target="formula/cpu",
+        method="uniform",
+        settings=QUICK,
+        profiling=PROFILING,
+        out=tmp_path,
+    )
     assert list(table["asked"]) == ["80%", "60%", "40%"]
     assert table["measured"].is_monotonic_decreasing
     assert (table["measured"] <= table["limit"]).all()
-    assert (table["verdict"] == MET).all()
+    assert (table["verdict"] == Verdict.MET).all()
     assert (table["utilisation"] > 0.9).all()
     for plan in table["plan"]:
-        assert Certificate.from_dict(Plan.load(tmp_path / plan).certificate).verdict == MET
+        assert Certificate.from_dict(Plan.load(tmp_path / plan).certificate).verdict == Verdict.MET
     assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(tmp_path / "front.csv")) == 3
     monkeypatch.setattr("dsa_hw.experiments.sweep.allocate", _never)
-    again = sweep(net(), asked, data=digits(), target="formula/cpu", method="uniform", settings=QUICK, out=tmp_path)
+    again = sweep(
+        net(),
+        asked,
+        data=digits(),
+        target="formula/cpu",
+        method="uniform",
+        settings=QUICK,
+        profiling=PROFILING,
+        out=tmp_path,
+    )
     pd.testing.assert_frame_equal(again, table)
 
 
 def test_a_budget_that_cannot_be_kept_ends_the_front_and_does_not_undo_it(tmp_path: Path) -> None:
     asked = [LatencyBudget("80%"), LatencyBudget("0.1%"), LatencyBudget("0.2%")]
-    settings = {"data": digits(), "target": "formula/cpu", "method": "uniform", "settings": QUICK}
+    settings = {
+        "data": digits(),
+        "target": "formula/cpu",
+        "method": "uniform",
+        "settings": QUICK,
+        "profiling": PROFILING,
+    }
     table = sweep(net(), asked, **settings, out=tmp_path)
     assert list(table["asked"]) == ["80%"]
     assert list(table.attrs["infeasible"]) == ["0.2%", "0.1%"]
-    assert "cannot be met" in table.attrs["infeasible"]["0.1%"]
+    assert "narrowest network" in table.attrs["infeasible"]["0.1%"]
     assert len(pd.read_csv(tmp_path / "front.csv")) == 1
     with pytest.raises(InfeasibleBudgetError, match="cannot be met"):
         sweep(net(), asked[1:], **settings)

@@ -16,13 +16,16 @@ from dsa_hw import find_groups
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, ModelError, ProfileError
 from dsa_hw.pipeline.allocate import allocate
-from dsa_hw.pipeline.constraints import Work, prepare
-from dsa_hw.pipeline.refinement import Settings
-from dsa_hw.pipeline.verification import recheck
+from dsa_hw.pipeline.constraints import resolve_budgets
+from dsa_hw.pipeline.cost_models import Task
+from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
+from dsa_hw.pipeline.verification import verify
+from dsa_hw.profiles import Profile
 from profilers import MeasuringRules
 from tests.fakes.formula import Formula, Net
 
-SMALL = {"samples": 8, "holdout": 2, "grid": 8, "time_limit": 60.0, "progress": False}
+PROFILING = ProfileOptions(samples=8, holdout=2, grid=8, time_limit=60.0)
+SMALL: dict[str, Any] = {"profiling": PROFILING, "progress": False}
 
 
 def test_counted_budgets_are_met_exactly_and_counted_on_the_smaller_network(net: Net, example: torch.Tensor) -> None:
@@ -65,12 +68,12 @@ def test_latency_is_profiled_measured_corrected_and_certified(
     for file in ("plan.json", "model.pt", "widths.csv", "rounds.csv", "history.csv", "profile.sqlite"):
         assert (tmp_path / "run" / file).exists(), file
 
-    again = recheck(tmp_path / "run" / "plan.json", net, target=formula)
+    again = verify(tmp_path / "run" / "plan.json", net, target=formula)
     assert (again.now.verdict, again.same_device) == ("MET", True)
     assert f"The certificate of {again.then.date} still holds." in str(again)
     formula.factor = 1.2  # everything is slower than it ever was here: a disturbed machine
-    doubtful = recheck(result.plan, net, target=formula, time_limit=1)
-    assert doubtful.now.verdict == "CANNOT TELL"
+    doubtful = verify(result.plan, net, target=formula, time_limit=1)
+    assert doubtful.now.verdict == "INCONCLUSIVE"
     assert str(doubtful).startswith(
         f"Inconclusive: cannot determine whether the certificate of {doubtful.then.date} still holds."
     )
@@ -92,19 +95,17 @@ def _samples(store: Path) -> pd.DataFrame:
     return profilers.load_tables(store).samples
 
 
-def test_an_absolute_promise_does_not_hold_on_a_slower_device(
-    net: Net, example: torch.Tensor, formula: Formula
-) -> None:
-    table = profile_table(net, example)
-    dense = float(table["seconds"].max())
+def test_an_absolute_budget_is_not_met_on_a_slower_device(net: Net, example: torch.Tensor, formula: Formula) -> None:
+    profile = known_profile(net, example)
+    dense = float(profile.table["seconds"].max())
     result = allocate(
-        net, budgets.LatencyBudget(f"{0.7 * dense!r}s"), example_inputs=example, target=formula, profile=table,
-        method="uniform", progress=False, time_limit=60,
+        net, budgets.LatencyBudget(f"{0.7 * dense!r}s"), example_inputs=example, target=formula, method="uniform",
+        progress=False, profiling=ProfileOptions(source=profile, time_limit=60.0),
     )  # fmt: skip
     assert result.certificate.verdict == "MET", str(result.certificate)
     formula.factor = 1.1
     formula.describe = lambda: {"formula": "2", "cpu": "another"}  # type: ignore[method-assign]
-    found = recheck(result.plan, net, target=formula)
+    found = verify(result.plan, net, target=formula)
     assert found.now.verdict == "NOT MET"
     assert not found.same_device
     assert "cpu" in found.device
@@ -112,7 +113,7 @@ def test_an_absolute_promise_does_not_hold_on_a_slower_device(
     assert f"The certificate of {found.then.date} no longer holds (measured on a different device)." in str(found)
 
 
-def profile_table(net: Net, example: torch.Tensor, wrong: float = 1.0) -> pd.DataFrame:
+def known_profile(net: Net, example: torch.Tensor, wrong: float = 1.0, **more: Any) -> Profile:
     """What the formula takes, times ``wrong``."""
     from dsa_hw import shrink
 
@@ -124,27 +125,23 @@ def profile_table(net: Net, example: torch.Tensor, wrong: float = 1.0) -> pd.Dat
         seconds.append(wrong * float(device.load(small, ()).run(1)[0]))
     table = pd.DataFrame(rows, columns=list(groups.names))
     table["seconds"], table["split"] = seconds, ["dense"] + ["train"] * 20
-    table.attrs = {
-        "names": list(groups.names), "sizes": groups.sizes.tolist(), "fingerprint": groups.fingerprint,
-        "target": device.title, "quantity": "latency", "unit": "s", "grid": dict.fromkeys(groups.names, 8),
-        "environment": {},
-    }  # fmt: skip
-    return table
+    about = {"target": device.title, "fingerprint": groups.fingerprint, "grid": dict.fromkeys(groups.names, 8), **more}
+    return Profile(table, groups.names, tuple(groups.sizes.tolist()), **about)
 
 
 @pytest.mark.parametrize("wrong", [0.85, 1.15])
 def test_a_profile_of_another_day_is_corrected(net: Net, example: torch.Tensor, formula: Formula, wrong: float) -> None:
-    right = float(profile_table(net, example)["seconds"].max())
+    right = float(known_profile(net, example).table["seconds"].max())
     result = allocate(
-        net, budgets.LatencyBudget(f"{0.5 * right!r}s"), example_inputs=example, target=formula,
-        profile=profile_table(net, example, wrong), method="uniform", progress=False,
+        net, budgets.LatencyBudget(f"{0.5 * right!r}s"), example_inputs=example, target=formula, method="uniform",
+        progress=False, profiling=ProfileOptions(source=known_profile(net, example, wrong)),
     )  # fmt: skip
     assert result.certificate.verdict == "MET", result.rounds.to_string()
     assert result.certificate.utilisation >= 0.97, result.rounds.to_string()
     assert 2 <= result.certificate.measurements <= 6
 
 
-def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
+def test_an_infeasible_budget_is_refused_before_measuring_or_training(
     net: Net, example: torch.Tensor, formula: Formula, counting: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import profilers
@@ -152,7 +149,7 @@ def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("profiled")
 
-    table = profile_table(net, example)
+    known = ProfileOptions(source=known_profile(net, example))
     monkeypatch.setattr(profilers, "profile", refuse)
     monkeypatch.setattr(Formula, "load", refuse)
     common: dict[str, Any] = {"example_inputs": example, "target": formula, "method": "counting", "progress": False}
@@ -160,12 +157,12 @@ def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
         allocate(net, [budgets.LatencyBudget("50%"), budgets.FlopsBudget("0.01%")], **common)
     assert impossible.value.smallest is not None
     with pytest.raises(InfeasibleBudgetError, match="cannot be met"):
-        allocate(net, budgets.LatencyBudget("1us"), profile=table, **common)
+        allocate(net, budgets.LatencyBudget("1us"), profiling=known, **common)
     with pytest.raises(BudgetError, match="above the dense network"):
-        allocate(net, budgets.LatencyBudget("1s"), profile=table, **common)
+        allocate(net, budgets.LatencyBudget("1s"), profiling=known, **common)
     with pytest.raises(BudgetError, match="quantile"):
         allocate(net, budgets.LatencyBudget("50%", quantile=0.42), **common)
-    with pytest.raises(BudgetError, match="no budget"):
+    with pytest.raises(BudgetError, match="empty list"):
         allocate(net, [], **common)
     with pytest.raises(DsaError, match="Unknown method"):
         allocate(net, budgets.FlopsBudget("50%"), example_inputs=example, method="nonsense")
@@ -173,23 +170,21 @@ def test_nothing_is_measured_or_trained_for_a_budget_that_cannot_be_kept(
 
 
 def test_a_foreign_profile_is_refused(net: Net, example: torch.Tensor, formula: Formula) -> None:
-    table = profile_table(net, example)
-    table.attrs["target"] = "openvino/cpu fp32 x1"
+    source = known_profile(net, example, target="openvino/cpu fp32 x1")
     with pytest.raises(ProfileError, match="openvino"):
         allocate(
-            net, budgets.LatencyBudget("50%"), example_inputs=example, target=formula, profile=table, method="uniform"
-        )
+            net, budgets.LatencyBudget("50%"), example_inputs=example, target=formula, method="uniform",
+            profiling=ProfileOptions(source=source),
+        )  # fmt: skip
 
 
 def test_the_tail_is_measured_where_the_budget_is_on_the_tail(
     net: Net, example: torch.Tensor, formula: Formula
 ) -> None:
-    work = Work(net, find_groups(net, (example,)), (example,))
-    lines = prepare(
-        [budgets.LatencyBudget("50%", quantile=0.95), budgets.LatencyBudget("50%")], work, formula,
-        profile_table(net, example),
-    )  # fmt: skip
-    readings = [line.gauge.read({"net": net}, 20.0)["net"] for line in lines]
+    known = ProfileOptions(source=known_profile(net, example))
+    task = Task(net, find_groups(net, (example,)), (example,), known)
+    wanted = [budgets.LatencyBudget("50%", quantile=0.95), budgets.LatencyBudget("50%")]
+    readings = [c.meter.read({"net": net}, 20.0)["net"] for c in resolve_budgets(wanted, task, formula)]
     assert [r.statistic for r in readings] == ["p95", "median"]
     assert readings[0].value > readings[1].value
 
@@ -197,11 +192,11 @@ def test_the_tail_is_measured_where_the_budget_is_on_the_tail(
 def test_an_interrupted_run_does_not_train_again(
     net: Net, example: torch.Tensor, tmp_path: Path, counting: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dsa_hw.pipeline.meters import CountGauge
+    from dsa_hw.pipeline.meters import CountMeter
 
     common: dict[str, Any] = {"example_inputs": example, "method": "counting", "progress": False, "out": tmp_path}
     with monkeypatch.context() as patch:
-        patch.setattr(CountGauge, "read", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(CountMeter, "read", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             allocate(net, budgets.FlopsBudget("50%"), **common)
     result = allocate(net, budgets.FlopsBudget("50%"), **common)
@@ -220,10 +215,7 @@ def test_an_interrupted_run_does_not_train_again(
 
 def test_a_proposal_can_be_taken_to_another_budget(net: Net, example: torch.Tensor, counting: list[Any]) -> None:
     first = allocate(net, budgets.FlopsBudget("60%"), example_inputs=example, method="counting", progress=False)
-    second = allocate(
-        net, budgets.FlopsBudget("30%"), example_inputs=example, method="counting", progress=False,
-        proposal=first.proposal,
-    )  # fmt: skip
+    second = allocate(net, budgets.FlopsBudget("30%"), example_inputs=example, method=first.proposal, progress=False)
     assert second.certificate.verdict == "MET"
     assert second.certificate.utilisation >= 0.97
     assert len(counting) == 1
@@ -251,11 +243,12 @@ def test_onnx_runtime_from_end_to_end(net: Net, lenient: MeasuringRules, tmp_pat
     example = torch.randn(1, 3, 16, 16)
     result = allocate(
         net, budgets.LatencyBudget("70%"), example_inputs=example, target="onnxruntime/cpu", method="uniform",
-        rules=lenient, out=tmp_path, settings=Settings(most=2), **{**SMALL, "time_limit": 16.0},
+        out=tmp_path, refinement=RefinementOptions(most=2), progress=False,
+        profiling=replace(PROFILING, rules=lenient, time_limit=16.0),
     )  # fmt: skip
     (entry,) = result.certificate.entries
-    assert entry.verdict == ("MET" if entry.most_used <= 1 else "NOT MET" if entry.least_used > 1 else "CANNOT TELL")
-    assert entry.low <= entry.measured <= entry.high
+    assert entry.utilisation == pytest.approx(entry.measured / (0.7 * entry.dense))
+    assert entry.low <= entry.measured <= entry.high < entry.dense
     assert entry.runs >= lenient.least_runs
     assert entry.environment["onnxruntime"] == onnxruntime.__version__
     assert result.certificate.measurements <= 2
@@ -272,17 +265,17 @@ def test_onnx_runtime_from_end_to_end(net: Net, lenient: MeasuringRules, tmp_pat
 def test_a_fitted_model_of_another_version_needs_force(
     net: Net, example: torch.Tensor, formula: Formula, tmp_path: Path
 ) -> None:
-    table = profile_table(net, example)
-    table.attrs["environment"] = {"formula": "0"}
-    file = budgets.fit(table, find_groups(net, (example,))).save(tmp_path / "latency.json")
-    settings: dict[str, Any] = {"example_inputs": example, "target": formula, "profile": file, "method": "uniform"}
+    profile = known_profile(net, example, environment={"formula": "0"})
+    file = budgets.fit(profile, find_groups(net, (example,))).save(tmp_path / "latency.json")
+    common: dict[str, Any] = {"example_inputs": example, "target": formula, "method": "uniform", "progress": False}
     with pytest.raises(ProfileError, match="formula"):
-        allocate(net, budgets.LatencyBudget("60%"), progress=False, **settings)
-    result = allocate(net, budgets.LatencyBudget("60%"), progress=False, force=True, **settings)
+        allocate(net, budgets.LatencyBudget("60%"), profiling=ProfileOptions(source=file), **common)
+    forced = ProfileOptions(source=file, force=True)
+    result = allocate(net, budgets.LatencyBudget("60%"), profiling=forced, **common)
     assert result.certificate.verdict == "MET", result.rounds.to_string()
 
 
 @pytest.mark.parametrize("budget", [5, "5ms", None, ["5ms"], [budgets.FlopsBudget("50%"), 0.5]])
-def test_a_budget_that_is_none_is_refused_with_the_correction(net: Net, budget: Any) -> None:
+def test_anything_but_budgets_is_refused_with_an_example(net: Net, budget: Any) -> None:
     with pytest.raises(BudgetError, match=r"LatencyBudget\('5ms'\)"):
         allocate(net, budget)

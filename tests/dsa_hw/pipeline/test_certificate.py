@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 import budgets
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import PlanError
-from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of, verdict_of
+from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, Quality
+from dsa_hw.pipeline.reading import Judgement, Reading, judge
 
-GAUGE = SimpleNamespace(title="onnxruntime/cpu fp32 x1", environment={"onnxruntime": "1.31"}, exact=False)
+METER = SimpleNamespace(title="onnxruntime/cpu fp32 x1", environment={"onnxruntime": "1.31"}, exact=False)
 DENSE = Reading(0.01, 0.0099, 0.0101, 300, "median")
+
+
+FIVE, HALF = budgets.LatencyBudget("5ms"), budgets.LatencyBudget("50%")
+
+
+def absolute(found: Reading) -> Judgement:
+    """Judge a latency against 5 ms."""
+    return judge(FIVE, found, DENSE, exact=False)
 
 
 def reading(value: float, side: float = 0.005, doubt: str | None = None) -> Reading:
@@ -23,20 +32,21 @@ def reading(value: float, side: float = 0.005, doubt: str | None = None) -> Read
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(0.98, "MET"), (0.999, "CANNOT TELL"), (1.002, "CANNOT TELL"), (1.02, "NOT MET")]
+    ("share", "verdict"), [(0.98, "MET"), (0.999, "INCONCLUSIVE"), (1.002, "INCONCLUSIVE"), (1.02, "NOT MET")]
 )
 def test_a_verdict_is_about_the_whole_interval(share: float, verdict: str) -> None:
-    assert verdict_of(reading(0.005 * share), 0.005)[0] == verdict
+    assert absolute(reading(0.005 * share)).verdict == verdict
 
 
 def test_the_uncertainty_of_a_relative_limit_counts_too() -> None:
-    assert verdict_of(reading(0.005 * 0.993), 0.005)[0] == "MET"
-    assert verdict_of(reading(0.005 * 0.993), 0.005, DENSE)[0] == "CANNOT TELL"
+    assert absolute(reading(0.005 * 0.993)).verdict == "MET"
+    assert judge(HALF, reading(0.005 * 0.993), DENSE, exact=False).verdict == "INCONCLUSIVE"
+    assert judge(HALF, reading(0.005 * 0.993), DENSE, exact=True).verdict == "MET"
 
 
-def test_what_cannot_be_trusted_cannot_be_told() -> None:
-    assert verdict_of(reading(0.001, doubt="busy"), 0.005)[0] == "CANNOT TELL"
-    assert verdict_of(Reading(math.nan, 0.0, math.inf), 0.005)[0] == "CANNOT TELL"
+def test_what_cannot_be_trusted_is_inconclusive() -> None:
+    assert absolute(reading(0.001, doubt="busy")).verdict == "INCONCLUSIVE"
+    assert absolute(Reading(math.nan, 0.0, math.inf)).verdict == "INCONCLUSIVE"
 
 
 def felt(value: float, share: float, error: float = 0.001, flaw: bool = False) -> Reading:
@@ -51,19 +61,19 @@ def felt(value: float, share: float, error: float = 0.001, flaw: bool = False) -
     [
         (felt(0.0045, 0.06), felt(0.01, 0.06), "MET"),  # both alike: it cancels
         (felt(0.0045, 0.06), felt(0.01, 0.05), "MET"),
-        (felt(0.0045, 0.06), felt(0.01, 0.03), "CANNOT TELL"),  # unlike
-        (felt(0.0045, 0.06, 0.01), felt(0.01, 0.06), "CANNOT TELL"),  # alike, but not known well
-        (felt(0.0045, 0.06, flaw=True), felt(0.01, 0.06), "CANNOT TELL"),  # another reason
-        (felt(0.0045, 0.06), DENSE, "CANNOT TELL"),  # not known of the dense one
+        (felt(0.0045, 0.06), felt(0.01, 0.03), "INCONCLUSIVE"),  # unlike
+        (felt(0.0045, 0.06, 0.01), felt(0.01, 0.06), "INCONCLUSIVE"),  # alike, but not known well
+        (felt(0.0045, 0.06, flaw=True), felt(0.01, 0.06), "INCONCLUSIVE"),  # another reason
+        (felt(0.0045, 0.06), DENSE, "INCONCLUSIVE"),  # not known of the dense one
         (felt(0.0045, 0.01, 0.1), felt(0.01, 0.01, 0.1), "MET"),  # nothing to excuse
     ],
 )
 def test_what_slows_both_networks_alike_cancels_in_a_share(network: Reading, dense: Reading, verdict: str) -> None:
     budget = budgets.LatencyBudget("50%")
-    entry = entry_of(budget, GAUGE, 0.0045, network, dense)
+    entry = entry_of(budget, METER, 0.0045, network, dense)
     assert entry.verdict == verdict
     assert (entry.doubt is None) == (verdict == "MET")
-    assert network.doubt is None or verdict_of(network, 0.005)[0] == "CANNOT TELL", "in milliseconds nothing cancels"
+    assert network.doubt is None or absolute(network).verdict == "INCONCLUSIVE", "in milliseconds nothing cancels"
 
 
 @given(a=st.floats(0, 0.2), b=st.floats(0, 0.2))
@@ -76,10 +86,11 @@ def test_a_ratio_that_is_trusted_is_off_by_no_more_than_allowed(a: float, b: flo
     value=st.floats(1e-6, 1.0), limit=st.floats(1e-6, 1.0), below=st.floats(0, 0.5), above=st.floats(0, 0.5)
 )  # fmt: skip
 def test_met_and_not_met_exclude_each_other(value: float, limit: float, below: float, above: float) -> None:
-    verdict, used, low, high = verdict_of(Reading(value, value * (1 - below), value * (1 + above), 9), limit)
-    assert low <= used <= high
-    assert (verdict == "MET") == (high <= 1)
-    assert (verdict == "NOT MET") == (low > 1)
+    budget = budgets.LatencyBudget(f"{limit!r}s")
+    found = judge(budget, Reading(value, value * (1 - below), value * (1 + above), 9), DENSE, exact=False)
+    assert found.low <= found.used <= found.high
+    assert (found.verdict == "MET") == (found.high <= 1)
+    assert (found.verdict == "NOT MET") == (found.low > 1)
 
 
 BUDGETS = [
@@ -105,15 +116,15 @@ def test_a_budget_survives_json_to_the_last_digit(budget: budgets.Budget) -> Non
 
 def certificate(value: float, quality: Quality | None = None) -> Certificate:
     entries = (
-        entry_of(BUDGETS[0], GAUGE, 0.00491, reading(value), DENSE),
-        entry_of(budgets.LatencyBudget("40%"), GAUGE, 0.0039, reading(0.0039, doubt="busy"), DENSE),
+        entry_of(BUDGETS[0], METER, 0.00491, reading(value), DENSE),
+        entry_of(budgets.LatencyBudget("40%"), METER, 0.0039, reading(0.0039, doubt="busy"), DENSE),
     )
     return Certificate(entries, "2026-11-16", 3, {"dsa_hw": "0.1.0"}, quality)
 
 
 def test_the_line_says_what_was_asked_predicted_measured_and_decided() -> None:
     line = str(certificate(0.00493).entries[0])
-    for part in ("latency <= 5 ms", "predicted 4.91 ms", "measured 4.93 ms [4.905, 4.955]", "400 runs", "98.6 %"):
+    for part in ("latency <= 5 ms", "predicted 4.91 ms", "measured 4.93 ms [4.905, 4.955]", "400 runs", "98.6%"):
         assert part in line
     assert line.endswith("MET")
     assert "busy" in str(certificate(0.00493).entries[1])
@@ -169,11 +180,11 @@ def test_json_round_trip_inside_a_plan(value: float, tmp_path: object) -> None:
     plan.save(f"{tmp_path}/plan.json")
     again = Certificate.from_dict(Plan.load(f"{tmp_path}/plan.json").certificate)
     assert json.dumps(again.to_dict()) == json.dumps(made.to_dict())
-    assert again.verdict == "CANNOT TELL"
+    assert again.verdict == "INCONCLUSIVE"
 
 
 def test_the_worst_verdict_is_the_verdict() -> None:
-    assert certificate(0.0049).verdict == "CANNOT TELL"
+    assert certificate(0.0049).verdict == "INCONCLUSIVE"
     assert certificate(0.0059).verdict == "NOT MET"
 
 

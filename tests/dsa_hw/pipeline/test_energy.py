@@ -1,7 +1,8 @@
-"""Energy and tables through the front door: the same allocator, the same certificate."""
+"""Energy budgets and look-up tables through `dsa_hw.allocate`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from torch import nn
 
 from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget
 from dsa_hw.pipeline.allocate import allocate
-from profilers.measuring.rules import MeasuringRules
+from dsa_hw.pipeline.options import ProfileOptions
+from profilers import MeasuringRules
 from tests.fakes.powered import Chip, Device, physics
 from tests.profilers.targets.test_table import made
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
-OPTIONS: dict[str, Any] = {"samples": 14, "holdout": 3, "time_limit": 1e7, "progress": False}
+PROFILING = ProfileOptions(samples=14, holdout=3, time_limit=1e7)
+OPTIONS: dict[str, Any] = {"profiling": PROFILING, "progress": False}
 
 
 def test_budgets_on_energy_latency_and_flops_are_met_on_the_simulated_device(tiny: Network) -> None:
@@ -24,18 +27,17 @@ def test_budgets_on_energy_latency_and_flops_are_met_on_the_simulated_device(tin
     device = Device(tick=0.02, noise=0.003)  # quick enough for the time that the front door gives a measurement
     budgets = [EnergyBudget("70%", counter=device.counter()), LatencyBudget("75%"), FlopsBudget("90%")]
     rules = MeasuringRules(waiting=1e9)  # waits are real, the seconds they are compared with are not
-    result = allocate(
-        model, budgets, example_inputs=inputs, target=Chip(device), rules=rules, **{**OPTIONS, "samples": 9}
-    )
+    profiling = replace(PROFILING, samples=9, rules=rules)
+    result = allocate(model, budgets, example_inputs=inputs, target=Chip(device), profiling=profiling, progress=False)
     (seconds, watts), (whole, power) = physics(result.model, inputs), physics(model, inputs)
     assert 0.4 * whole * power < seconds * watts <= 0.7 * whole * power, "true on the device, and not by far too much"
     assert seconds <= 0.75 * whole
-    lines = str(result.certificate).splitlines()
+    lines = [str(entry) for entry in result.certificate.entries]
     assert [line.split(" <= ")[0] for line in lines] == ["energy", "latency", "FLOPs"]
     assert all(line.endswith(": MET") for line in lines)
 
 
-def test_the_certificate_says_that_it_is_the_tables_word(tiny: Network, tmp_path: Path) -> None:
+def test_the_certificate_names_the_table_that_estimated(tiny: Network, tmp_path: Path) -> None:
     model, inputs = tiny
     device = f"table:{made(tmp_path / 't.csv')}"
     result = allocate(model, LatencyBudget("60%", target=device), example_inputs=inputs, **OPTIONS)

@@ -11,7 +11,7 @@ import budgets
 from dsa_hw.methods.synthetic import synthetic_inputs
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, quality_on_synthetic_inputs
-from dsa_hw.pipeline.verification import recheck
+from dsa_hw.pipeline.verification import verify
 from tests.fakes.formula import Net
 
 EXAMPLE = torch.randn(1, 6)
@@ -104,7 +104,7 @@ def test_an_allocation_without_data_says_how_far_it_is_from_the_dense_network(
     expected = quality_on_synthetic_inputs(net, result.model, example, seed=5)
     assert result.certificate.quality == expected
     assert expected.measure == AGREEMENT
-    again = recheck(tmp_path / "plan.json", net)
+    again = verify(tmp_path / "plan.json", net)
     assert again.then.quality == again.now.quality == expected
     for text in (repr(result), str(result.certificate), str(again)):
         assert str(expected) in text

@@ -11,9 +11,10 @@ import torch
 from budgets import LatencyBudget
 from dsa_hw import find_groups, shrink
 from dsa_hw.channels.plan import Plan
-from dsa_hw.pipeline.certificate import Certificate, Reading, entry_of
-from dsa_hw.pipeline.meters import DENSE, DeviceGauge
-from dsa_hw.pipeline.verification import recheck
+from dsa_hw.pipeline.certificate import Certificate, entry_of
+from dsa_hw.pipeline.meters import DENSE, DeviceMeter
+from dsa_hw.pipeline.reading import Reading
+from dsa_hw.pipeline.verification import verify
 from profilers import MeasuringRules
 from tests.fakes.formula import Net
 from tests.fakes.machine import Machine, SimulatedDevice
@@ -28,10 +29,10 @@ def halved(net: Net, example: torch.Tensor) -> tuple[Any, list[Any], torch.nn.Mo
 def certified(net: Net, example: torch.Tensor, device: SimulatedDevice, share: float) -> Plan:
     """A plan that keeps half of each group, certified with a budget of which it truly uses ``share``."""
     groups, kept, small = halved(net, example)
-    gauge = DeviceGauge(device, (example,), MeasuringRules(statistic="median"))
-    found = gauge.read({DENSE: net, "pruned": small}, 60)
+    meter = DeviceMeter(device, (example,), MeasuringRules(statistic="median"))
+    found = meter.read({DENSE: net, "pruned": small}, 60)
     budget = LatencyBudget(f"{100 * device.truth(small) / device.truth(net) / share!r}%")
-    entry = entry_of(budget, gauge, found["pruned"].value, found["pruned"], found[DENSE])
+    entry = entry_of(budget, meter, found["pruned"].value, found["pruned"], found[DENSE])
     return Plan.of(groups, kept, Certificate((entry,), "2026-11-16", 1).to_dict())
 
 
@@ -46,7 +47,7 @@ def test_a_certificate_that_is_met_still_holds_on_the_same_quiet_machine(
     assert plan.certificate["verdict"] == "MET"
     for seed in range(2):
         begin = machine.now
-        found = recheck(plan, net, example_inputs=example, target=device, time_limit=60, seed=seed)
+        found = verify(plan, net, example_inputs=example, target=device, time_limit=60, seed=seed)
         assert found.now.verdict == "MET", str(found)
         assert str(found).startswith("The certificate of 2026-11-16 still holds.\n")
         assert machine.now - begin < 60, "it stops when the verdict is clear"
@@ -54,7 +55,7 @@ def test_a_certificate_that_is_met_still_holds_on_the_same_quiet_machine(
 
 def test_reading_goes_on_until_it_is_decided_or_the_time_is_used(net: Net, example: torch.Tensor) -> None:
     machine = Machine(jitter=0.02)
-    gauge = DeviceGauge(SimulatedDevice(machine), (example,), MeasuringRules(statistic="median"))
+    meter = DeviceMeter(SimulatedDevice(machine), (example,), MeasuringRules(statistic="median"))
     networks = {DENSE: net, "pruned": halved(net, example)[2]}
     looks: list[float] = []
 
@@ -63,22 +64,22 @@ def test_reading_goes_on_until_it_is_decided_or_the_time_is_used(net: Net, examp
         return False
 
     begin = machine.now
-    gauge.read(networks, 15, decided=lambda _: True)
+    meter.read(networks, 15, decided=lambda _: True)
     assert machine.now - begin < 10
     begin = machine.now
-    found = gauge.read(networks, 15, decided=undecided)
+    found = meter.read(networks, 15, decided=undecided)
     assert machine.now - begin >= 15
     assert sum(found["pruned"].sides()) < 0.7 * looks[0], "the interval shrinks"
     assert 2 <= len(looks) <= 6, "in a few looks"
 
 
-def test_cannot_tell_is_said_only_after_the_time_limit(net: Net, example: torch.Tensor) -> None:
+def test_inconclusive_is_said_only_after_the_time_limit(net: Net, example: torch.Tensor) -> None:
     machine = Machine()
     device = SimulatedDevice(machine)
     plan = certified(net, example, device, 0.98)
     machine.slowdown = lambda t: 1.3  # since then something disturbs all the time
     begin = machine.now
-    found = recheck(plan, net, example_inputs=example, target=device, time_limit=20)
-    assert found.now.verdict == "CANNOT TELL"
+    found = verify(plan, net, example_inputs=example, target=device, time_limit=20)
+    assert found.now.verdict == "INCONCLUSIVE"
     assert machine.now - begin >= 20
     assert str(found).startswith("Inconclusive: cannot determine whether the certificate of 2026-11-16 still holds.\n")

@@ -86,7 +86,7 @@ def test_needs_no_network(page: str) -> None:
 def test_has_the_numbers_of_every_row(page: str, findings: Findings) -> None:
     text = html.unescape(re.sub(r"<[^>]*>", " ", page)).replace("\xa0", " ")
     for _, row in findings.rows.iterrows():
-        for number in (f"{1e3 * row['seconds']:#.3g}", f"{100 * row['accuracy']:.1f} %", f"{row['flops'] / 1e6:.2f} M"):
+        for number in (f"{1e3 * row['seconds']:#.3g}", f"{100 * row['accuracy']:.1f}%", f"{row['flops'] / 1e6:.2f} M"):
             assert number in text, (row["id"], number)
         assert f"{1e3 * row['low']:#.3g} – {1e3 * row['high']:#.3g}" in text  # noqa: RUF001
     for id, widths in findings.widths.iterrows():
@@ -119,7 +119,7 @@ def test_escapes_what_the_user_named() -> None:
     [
         ((0.972, 0.930), "4.2 percentage points more accurate"),
         ((0.930, 0.972), "4.2 percentage points less accurate"),
-        ((0.958, 0.958), "equally accurate"),
+        ((0.958, 0.958), "cannot be told apart"),
     ],
 )
 def test_headline_goes_either_way(accuracies: tuple[float, float], words: str) -> None:

@@ -1,0 +1,85 @@
+"""Options of `dsa_hw.allocate`, `dsa_hw.compare` and `dsa_hw.sweep`: how to profile, and how to find the widths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsa_hw.channels.importance import Importance
+    from profilers import MeasuringRules
+
+__all__ = ["ProfileOptions", "RefinementOptions"]
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How the cost model of a measured budget is obtained.
+
+    Attributes:
+        source: Where the cost model comes from instead of new measurements: a store (``.sqlite``), a `Profile`, a
+            fitted `CostModel` or its JSON file. A mapping gives one for each target.
+        samples: Configurations to measure and fit.
+        holdout: Configurations to measure and test the fit with.
+        grid: Step of the sampled widths in channels. "auto" finds the widths that the target runs efficiently.
+        time_limit: Seconds for the profile. A measurement of a candidate network gets a sixth of it, at most 60 s.
+        rules: How runs are accepted and when measuring stops, for example ``MeasuringRules.allowing(0.05)`` on a busy
+            machine. None uses the defaults.
+        force: Whether to use a cost model file of another network, target or runtime version.
+        name: The name of the network in the store. None uses the name of its class.
+
+    Example:
+        >>> ProfileOptions(samples=20, holdout=5).samples
+        20
+    """
+
+    source: Any = None
+    samples: int = 40
+    holdout: int = 10
+    grid: str | int = "auto"
+    time_limit: float = 600.0
+    rules: MeasuringRules | None = None
+    force: bool = False
+    name: str | None = None
+
+    @property
+    def reading_limit(self) -> float:
+        """Seconds for the measurement of one candidate network."""
+        return min(60.0, self.time_limit / 6)
+
+
+@dataclass(frozen=True)
+class RefinementOptions:
+    """How keep ratios become a network: smallest widths, ranking of channels, and the measure-and-correct loop.
+
+    Attributes:
+        minimum: Smallest keep ratio of a group.
+        importance: Which channels matter most: "gamma", "l1", "l2", a function, or "auto" for the method's choice.
+        most: Largest number of networks to measure.
+        use: Share of the budget that is enough; below it another network is tried.
+        first: Margin below the limit before any interval is known.
+        extra: Margin added to the widest interval so far.
+        widest: Largest margin.
+        constant: Prior standard deviation of an error common to all networks (see `CorrectedCost`).
+        slope: Prior standard deviation of an error that grows with the logarithm of the cost.
+        local: Prior standard deviation of an error that only similar networks share.
+        length: Distance of keep ratios over which networks are similar.
+        noise: Smallest standard deviation of a measurement.
+
+    Example:
+        >>> RefinementOptions(minimum=0.25).minimum
+        0.25
+    """
+
+    minimum: float = 0.05
+    importance: str | Importance = field(default="auto")
+    most: int = 6
+    use: float = 0.97
+    first: float = 0.01
+    extra: float = 0.003
+    widest: float = 0.05
+    constant: float = 0.1
+    slope: float = 0.1
+    local: float = 0.03
+    length: float = 0.1
+    noise: float = 0.002
