@@ -1,4 +1,4 @@
-"""Many boards at once, as workers of Dask distributed. See docs/guide/fleets.md; Dask is imported only when used."""
+"""Measure on many boards at once, as workers of Dask distributed (docs/guide/fleets.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "profile_fleet":  # the scheduler imports this package, and needs nothing of it
+    if name != "profile_fleet":  # imported on demand: the Dask scheduler imports this package too
         raise AttributeError(f"module 'profilers.fleet' has no attribute {name!r}")
     from profilers.fleet.profile import profile_fleet
 

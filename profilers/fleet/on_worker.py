@@ -1,7 +1,7 @@
-"""What a board does for a fleet: introduce itself, and measure a wave of networks.
+"""What a board does for a fleet: describe itself, and measure a batch of networks.
 
-Both functions run in the Dask worker on the board. What goes in and what comes out is plain data (text, numbers, lists,
-bytes of ONNX files); an error that the user can act on comes back as a text too.
+Both functions run in the Dask worker on the board. Arguments and results are plain data (text, numbers, lists, bytes of
+ONNX files). An error that the user can act on is returned as text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from profilers.measuring.reference import Reference, ReferenceFile
 from profilers.measuring.rules import MeasuringRules
 from profilers.targets import resolve
 
-__all__ = ["Memory", "introduce", "packed", "packed_inputs", "unpacked", "wave"]
+__all__ = ["InMemoryReferences", "describe", "measure_batch", "pack_inputs", "pack_samples", "unpack_samples"]
 
 _ARRAYS = ("values", "visit", "before", "after", "wait")
 
 
-class Memory(ReferenceFile):
-    """References that hold for this job only: a board must not keep what other boards of its kind have shown."""
+class InMemoryReferences(ReferenceFile):
+    """References of this job only: a board must not store references of other boards of its type."""
 
     def __init__(self, references: Mapping[str, float] | None = None) -> None:
         day = time.strftime("%Y-%m-%d")
@@ -42,16 +42,24 @@ class Memory(ReferenceFile):
         self._memory = references
 
 
-def introduce(target: str, precision: str, threads: int, seconds: float, reset: bool) -> dict[str, Any]:
-    """Run the control for ``seconds`` and say what this board is: environment, control (s), title, what it likes."""
+def describe(target: str, precision: str, threads: int, seconds: float, reset: bool) -> dict[str, Any]:
+    """Run the control and describe this board: environment, control (s), title and properties of its target.
+
+    Args:
+        target: The target, as `profilers.targets.resolve` takes it.
+        precision: "fp32" or "fp16".
+        threads: CPU threads of one run.
+        seconds: How long to run the control.
+        reset: Whether to forget the stored reference of the control first.
+    """
     import dask
 
     try:
         found = resolve(target, precision=precision, threads=threads)
         if found.artefact != "onnx":
             raise ProfileError(
-                f"{found.title} takes Python modules, and only ONNX files are sent to boards; use onnxruntime, "
-                "openvino or tensorrt"
+                f"Only ONNX files are sent to boards, but {found.title} needs Python modules. Use onnxruntime, "
+                "openvino or tensorrt."
             )
         references = ReferenceFile()
         bench = Bench(found, references=references)
@@ -71,7 +79,7 @@ def introduce(target: str, precision: str, threads: int, seconds: float, reset: 
     }
 
 
-def wave(
+def measure_batch(
     target: str,
     precision: str,
     threads: int,
@@ -82,14 +90,25 @@ def wave(
     earlier: Mapping[str, Mapping[str, Any]],
     seed: int,
 ) -> dict[str, Any]:
-    """Measure ``networks`` (ONNX bytes and packed inputs each) by ``rules``, for ``limit`` seconds at most.
+    """Measure a batch of networks.
 
-    ``reference`` (s) is the control of this kind of board, ``earlier`` are packed runs that count in. Returns the new
-    runs, packed, with the inflation that the control cannot see, and the lowest control.
+    Args:
+        target: The target, as `profilers.targets.resolve` takes it.
+        precision: "fp32" or "fp16".
+        threads: CPU threads of one run.
+        networks: The bytes of an ONNX file and packed inputs, by name.
+        rules: The fields of `MeasuringRules`.
+        limit: Seconds to measure at most.
+        reference: The control of this type of board, in seconds.
+        earlier: Packed runs of earlier batches, by name.
+        seed: Seed of the order of visits.
+
+    Returns:
+        The new runs, packed, the inflation that the control cannot detect, and the lowest control.
     """
     try:
         found = resolve(target, precision=precision, threads=threads)
-        known = Memory()
+        known = InMemoryReferences()
         bench = Bench(found, rules=MeasuringRules(**rules), references=known, seed=seed)
         if math.isfinite(reference) and reference > 0:
             known.lower(bench.key, reference)
@@ -102,34 +121,34 @@ def wave(
         def keep(name: str, samples: Samples, _: Measurement) -> None:
             new[name].append(samples)
 
-        before = {name: unpacked(samples) for name, samples in earlier.items()}
+        before = {name: unpack_samples(samples) for name, samples in earlier.items()}
         measured = bench.measure_once(loaded, limit=limit, earlier=before, on_visit=keep)
     except DsaError as error:
         return {"error": str(error)}
     return {
-        "samples": {name: packed(Samples.joined(parts)) for name, parts in new.items()},
+        "samples": {name: pack_samples(Samples.joined(parts)) for name, parts in new.items()},
         "hidden": {name: float(m.hidden) for name, m in measured.items()},
         "reference": bench.reference.seconds,
         "busiest": machine.busiest_process() if any(not m.trusted for m in measured.values()) else None,
     }
 
 
-def packed(samples: Samples) -> dict[str, Any]:
-    """Runs as lists of numbers."""
+def pack_samples(samples: Samples) -> dict[str, Any]:
+    """Return runs as lists of numbers."""
     lists: dict[str, Any] = {name: getattr(samples, name).tolist() for name in _ARRAYS}
     return {**lists, "extra": {name: values.tolist() for name, values in samples.extra.items()}}
 
 
-def unpacked(lists: Mapping[str, Any]) -> Samples:
-    """Runs from lists of numbers."""
+def unpack_samples(lists: Mapping[str, Any]) -> Samples:
+    """Return runs from lists of numbers."""
     arrays: dict[str, Any] = {
         name: np.asarray(lists[name], np.int64 if name == "visit" else np.float64) for name in _ARRAYS
     }
     return Samples(**arrays, extra={name: np.asarray(values, np.float64) for name, values in lists["extra"].items()})
 
 
-def packed_inputs(inputs: Sequence[torch.Tensor]) -> list[tuple[str, list[int], bytes]]:
-    """Tensors as (dtype, shape, bytes)."""
+def pack_inputs(inputs: Sequence[torch.Tensor]) -> list[tuple[str, list[int], bytes]]:
+    """Return tensors as (dtype, shape, bytes)."""
     arrays = [x.detach().cpu().contiguous() for x in inputs]
     return [(str(x.dtype).removeprefix("torch."), list(x.shape), x.numpy().tobytes()) for x in arrays]
 

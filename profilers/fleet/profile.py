@@ -1,4 +1,4 @@
-"""Profiles from a fleet: one for each kind of board, all in one store."""
+"""Profile on a fleet: one profile for each type of board, all in one store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from urllib.parse import urlsplit
 import pandas as pd
 from torch import nn
 
+from dsa_hw.channels import find_groups
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError, ProfileError
 from dsa_hw.utils.inputs import as_tensors
-from profilers.fleet.bench import OnFleet, SlowOnFleet
-from profilers.fleet.members import Fleet, Kind
-from profilers.fleet.on_worker import Memory
+from dsa_hw.utils.text import one_line
+from profilers.fleet.bench import FleetTarget, SlowFleetTarget
+from profilers.fleet.members import BoardType, Fleet
+from profilers.fleet.on_worker import InMemoryReferences
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling.events import Event
@@ -59,27 +61,42 @@ def profile_fleet(
     groups: ChannelGroups | None = None,
     listener: Callable[[Event], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """A profile table for each kind of board behind the Dask scheduler at ``fleet`` ("tcp://host:8786", "tls://...").
+    """Profile a network on every type of board of a fleet.
 
-    Boards are workers that declare ``target`` as a Dask resource ("onnxruntime/cpu"; "auto/cpu" takes every runtime on
-    the device, "auto/any" every board). Kinds are boards with equal environments whose controls agree to half of the
-    rules' tolerance (the other half is for disturbances). Keys are the kinds in words, the fastest board's first;
-    tables and other arguments are those of `profilers.profile`, and every kind gets ``samples`` and ``holdout``
-    configurations. Results are stored as they come, so the same call continues after an interruption.
+    Boards are Dask workers that declare ``target`` as a resource. Boards have the same type if their environments are
+    equal and their controls agree to half of the rules' tolerance (the other half is for disturbances). Every type
+    gets ``samples`` and ``holdout`` configurations. Results are stored as they arrive, so that the same call continues
+    after an interruption.
+
+    Args:
+        model: The network.
+        example_inputs: Its inputs, a tensor or a tuple of tensors.
+        fleet: Address of the Dask scheduler, "tcp://host:8786" or "tls://host:8786".
+        target: The resource, e.g. "onnxruntime/cpu"; "auto/cpu" is every runtime on the CPU, "auto/any" everything.
+        samples: Configurations to fit a cost model, at least 2.
+        holdout: Further configurations to test it.
+        grid, out, time_limit, precision, threads, statistic, rules, reset_reference, seed, name, groups, listener:
+            As in `profilers.profile`.
+
+    Returns:
+        The profile of each type of board, the fastest first; keys describe the types.
+
+    Raises:
+        ProfileError: An argument is invalid, or no worker declares ``target``.
+        MeasurementError: The scheduler cannot be reached, or no board can measure.
+        MissingDependencyError: Dask is not installed.
     """
-    from dsa_hw.channels import find_groups
-
     if samples < 2 or holdout < 0:
-        raise ProfileError(f"{samples} samples and {holdout} hold-out asked for; use at least 2 and 0")
+        raise ProfileError(f"`samples` must be at least 2 and `holdout` at least 0; got {samples} and {holdout}.")
     if time_limit <= 0:
-        raise ProfileError(f"a time limit of {time_limit} s was asked for; give a positive number of seconds")
+        raise ProfileError(f"`time_limit` must be a positive number of seconds; got {time_limit}.")
     rules = rules or MeasuringRules(statistic=statistic)
     deadline = time.monotonic() + time_limit
     with contextlib.ExitStack() as stack:
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "profile.sqlite"
         place = out
-        with Store(place) as store:  # first: a file that cannot be used is refused before any work
+        with Store(place) as store:  # first, so that an unusable file is refused before any work
             rows = store.table("environments")
         known = [json.loads(row[rows[0].index("description")]) for row in rows[1]]
         client = stack.enter_context(connected(fleet))
@@ -88,64 +105,71 @@ def profile_fleet(
         many.say(Event("finding channel groups"))
         found_groups = groups or find_groups(model, inputs)
         found = Fleet(client, target, precision, threads, reset=reset_reference)
-        many.say(Event("introducing the boards"))
-        kinds = found.meet(known, rules.tolerance / 2)
-        targets = {kind: (SlowOnFleet if kind.about["slow_to_load"] else OnFleet)(found, kind) for kind in kinds}
+        many.say(Event("describing the boards"))
+        board_types = found.discover(known, rules.tolerance / 2)
+        targets = {
+            board_type: (SlowFleetTarget if board_type.about["slow_to_load"] else FleetTarget)(found, board_type)
+            for board_type in board_types
+        }
         many.say(Event("exporting once"))
-        builder = ConfigurationBuilder(model, found_groups, inputs, targets[kinds[0]])
+        builder = ConfigurationBuilder(model, found_groups, inputs, targets[board_types[0]])
 
-        def job(kind: Kind) -> pd.DataFrame:
+        def job(board_type: BoardType) -> pd.DataFrame:
             with Store(place) as store:
                 return ProfileJob(
-                    copy.deepcopy(model),  # hooks are put on it, and kinds run side by side
+                    copy.deepcopy(model),  # hooks are put on it, and types run in parallel
                     inputs,
-                    targets[kind],
+                    targets[board_type],
                     store,
                     rules=rules,
-                    references=Memory(),
+                    references=InMemoryReferences(),
                     reset_reference=reset_reference,
                     seed=seed,
                     name=name or type(model).__name__,
                     groups=found_groups,
                     deadline=deadline,
                     limit=time_limit,
-                    listener=many.of(str(kind)),
+                    listener=many.of(str(board_type)),
                     quantity="latency",
                     counter=None,
-                    builder=builder.for_target(targets[kind]),
+                    builder=builder.for_target(targets[board_type]),
                 ).run(samples, holdout, grid)
 
-        tables = _side_by_side(job, kinds, found.stop)
-    titles = [kind.title for kind in kinds]
+        tables = _in_parallel(job, board_types, found.stop)
+    titles = [board_type.title for board_type in board_types]
     return {
-        kind.title if titles.count(kind.title) == 1 else str(kind): table
-        for kind, table in zip(kinds, tables, strict=True)
+        board_type.title if titles.count(board_type.title) == 1 else str(board_type): table
+        for board_type, table in zip(board_types, tables, strict=True)
     }
 
 
-def _side_by_side(job: Callable[[Kind], pd.DataFrame], kinds: list[Kind], stop: threading.Event) -> list[pd.DataFrame]:
-    """All kinds at once; an error of one does not stop the others, and is raised when they are done."""
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        futures = [pool.submit(job, kind) for kind in kinds]
+def _in_parallel(
+    job: Callable[[BoardType], pd.DataFrame], board_types: list[BoardType], stop: threading.Event
+) -> list[pd.DataFrame]:
+    """Profile all types at once; an error of one is raised when the others are done."""
+    with ThreadPoolExecutor(len(board_types)) as pool:
+        futures = [pool.submit(job, board_type) for board_type in board_types]
         try:
             errors = [future.exception() for future in futures]
         except BaseException:
-            stop.set()  # Ctrl-C: the threads store what they have
+            stop.set()  # Ctrl-C: the threads store their results
             raise
-    wrong = [(kind, error) for kind, error in zip(kinds, errors, strict=True) if error is not None]
-    for kind, error in wrong[1:]:
-        _log.warning("%s: %s", kind, error)
+    wrong = [(board_type, error) for board_type, error in zip(board_types, errors, strict=True) if error is not None]
+    for board_type, error in wrong[1:]:
+        _log.warning("%s: %s", board_type, error)
     if wrong:
-        kind, error = wrong[0]
-        if len(kinds) > 1 and isinstance(error, DsaError):
-            done = len(kinds) - len(wrong)
-            raise type(error)(f"{kind}: {error} ({done} of {len(kinds)} kinds are profiled and stored)") from error
+        board_type, error = wrong[0]
+        if len(board_types) > 1 and isinstance(error, DsaError):
+            done = len(board_types) - len(wrong)
+            raise type(error)(
+                f"{board_type}: {error} ({done} of {len(board_types)} board types are profiled and stored)"
+            ) from error
         raise error
     return [future.result() for future in futures]
 
 
 class _Listeners:
-    """One listener for several kinds: says which, and how far all of them are."""
+    """One listener for several types: adds the type to events, and the progress of all."""
 
     def __init__(self, listener: Callable[[Event], None]) -> None:
         self._listener = listener
@@ -156,15 +180,15 @@ class _Listeners:
         with self._lock:
             self._listener(event)
 
-    def of(self, kind: str) -> Callable[[Event], None]:
-        self._done[kind] = 0.0
+    def of(self, board_type: str) -> Callable[[Event], None]:
+        self._done[board_type] = 0.0
 
         def say(event: Event) -> None:
             with self._lock:
                 if event.done is not None:
-                    self._done[kind] = event.done
+                    self._done[board_type] = event.done
                 share = None if event.done is None else sum(self._done.values()) / len(self._done)
-                what = event.what if len(self._done) == 1 else f"{event.what} on {kind}"
+                what = event.what if len(self._done) == 1 else f"{event.what} on {board_type}"
                 self._listener(Event(event.stage, what, share, event.accepted))
 
         return say
@@ -172,43 +196,45 @@ class _Listeners:
 
 @contextlib.contextmanager
 def connected(fleet: str) -> Iterator[Any]:
-    """A Dask client; certificates of ``tls://`` come from Dask's own configuration."""
+    """Connect to a scheduler; yields a Dask client. Certificates of ``tls://`` are in Dask's configuration."""
     check_address(fleet)
     try:
         import dask
         from distributed import Client
     except ImportError as error:
         raise MissingDependencyError(
-            f"--fleet {fleet} needs the package distributed, which is not installed; pip install 'dsa-hw[fleet]'"
+            f"--fleet {fleet} needs the package distributed, which is not installed. Run: pip install 'dsa-hw[fleet]'"
         ) from error
-    # Networks are large, and are meant to be sent; Dask would warn about each.
+    # Networks are large; Dask would warn about each.
     quiet = {"distributed.admin.large-graph-warning-threshold": "4GiB"}
     with dask.config.set(quiet):
         try:
             client = Client(fleet, timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
         except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
             raise MeasurementError(
-                f"the scheduler at {fleet} cannot be reached ({' '.join(str(error).split())[:200]}); start it with "
-                "dask scheduler, and for tls:// set its certificates in Dask's configuration (docs/guide/fleets.md)"
+                f"Cannot reach the scheduler at {fleet} ({one_line(error, 200)}). Start it with dask scheduler, and "
+                "for tls:// set its certificates in Dask's configuration (docs/guide/fleets.md)."
             ) from error
         with client:
             yield client
 
 
 def check_address(fleet: str) -> None:
-    """Refuse what is no address; warn where the connection is open to others."""
+    """Check the address of a scheduler; warn if the connection is not secure."""
     address = fleet if "://" in fleet else f"tcp://{fleet}"
     try:
         parts = urlsplit(address)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError as error:
-        raise ProfileError(f"--fleet {fleet}: {error}; write tcp://scheduler:8786 or tls://scheduler:8786") from error
+        raise ProfileError(
+            f"--fleet must be tcp://scheduler:8786 or tls://scheduler:8786; got {fleet} ({error})."
+        ) from error
     if scheme not in ("tcp", "tls") or not host or port is None:
-        raise ProfileError(f"--fleet {fleet} is no address; write tcp://scheduler:8786 or tls://scheduler:8786")
+        raise ProfileError(f"--fleet must be tcp://scheduler:8786 or tls://scheduler:8786; got {fleet}.")
     if scheme == "tcp" and not _loopback(host):
         _log.warning(
-            "--fleet %s: the connection is neither encrypted nor authenticated, and who can reach it can run code on "
-            "every board and here; use tls:// (docs/guide/fleets.md), or an ssh tunnel to a scheduler on 127.0.0.1",
+            "--fleet %s: the connection is neither encrypted nor authenticated; anyone who can reach it can run code "
+            "on every board and on this computer. Use tls:// (docs/guide/fleets.md), or an ssh tunnel to 127.0.0.1.",
             fleet,
         )
 

@@ -1,21 +1,21 @@
-"""What Dask is asked to call. Dask's scheduler looks at tasks too, so importing this must cost nothing there."""
+"""The functions that Dask calls. Dask's scheduler imports this module too, so that it must not import torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["introduce", "wave"]
+__all__ = ["describe", "measure_batch"]
 
 
-def introduce(*arguments: Any) -> dict[str, Any]:
-    """`profilers.fleet.on_worker.introduce`, on the board."""
-    from profilers.fleet import on_worker as board
+def describe(*arguments: Any) -> dict[str, Any]:
+    """Call `profilers.fleet.on_worker.describe` on the board."""
+    from profilers.fleet import on_worker
 
-    return board.introduce(*arguments)
+    return on_worker.describe(*arguments)
 
 
-def wave(*arguments: Any) -> dict[str, Any]:
-    """`profilers.fleet.on_worker.wave`, on the board."""
-    from profilers.fleet import on_worker as board
+def measure_batch(*arguments: Any) -> dict[str, Any]:
+    """Call `profilers.fleet.on_worker.measure_batch` on the board."""
+    from profilers.fleet import on_worker
 
-    return board.wave(*arguments)
+    return on_worker.measure_batch(*arguments)

@@ -1,7 +1,7 @@
-"""Stands in for the worker where its environment is not installed: the same protocol, made-up numbers.
+"""A fake LiteRT worker: the same requests, with computed numbers.
 
-A network's cycles are 1000 for every kept index that ``narrow`` was told, or a million where it was told nothing. The
-word in ``FAKE_WORKER`` makes it misbehave.
+A network has 1000 cycles for every kept index that ``narrow`` got, or a million if it got none. The environment
+variable ``FAKE_WORKER`` selects a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Boards for the tests of fleets: loaded into every worker (``--preload``), and by the tests themselves.
+"""Boards for the tests of fleets: loaded by every worker (``--preload``) and by the tests themselves.
 
-A board's time is a formula in the weights of the ONNX file; no time really passes. Environment variables say what a
-worker is: FLEET_FACTOR (how slow), FLEET_DIES_AT (the wave in which it kills itself), FLEET_NAP (seconds per network).
+A board's time is a formula of the weights of the ONNX file; nothing is run. Environment variables configure a worker:
+FLEET_FACTOR (its slowdown), FLEET_DIES_AT (the batch in which it ends itself), FLEET_NAP (seconds per network).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from profilers import machine
-from profilers.fleet import on_worker as board
+from profilers.fleet import on_worker
 from profilers.targets import Loaded, Target, register
 
 
@@ -57,11 +57,11 @@ class Stepped(Formula):
 
 
 def dask_setup(worker: Any) -> None:
-    """Called by Dask in every worker; a mortal one dies as it would in a power cut."""
-    machine.waited = lambda all_threads=False: None  # this machine's waits say nothing about a formula
+    """Called by Dask in every worker; one with FLEET_DIES_AT ends without cleaning up."""
+    machine.waited = lambda all_threads=False: None  # waits of this machine do not affect a formula
     if not (dies := int(os.environ.get("FLEET_DIES_AT", "0"))):
         return
-    real, count = board.Bench.measure_once, 0
+    real, count = on_worker.Bench.measure_once, 0
 
     def mortal(*args: Any, **options: Any) -> Any:
         nonlocal count
@@ -70,4 +70,4 @@ def dask_setup(worker: Any) -> None:
             os._exit(9)
         return real(*args, **options)
 
-    board.Bench.measure_once = mortal  # type: ignore[method-assign]
+    on_worker.Bench.measure_once = mortal  # type: ignore[method-assign]

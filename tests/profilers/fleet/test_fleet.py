@@ -28,14 +28,11 @@ from distributed import Client, LocalCluster, Security
 import budgets
 import dsa_hw
 import profilers
-from dsa_hw import channels
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers import latency, machine
-from profilers.fleet import members as boards
-from profilers.fleet import on_worker as board
-from profilers.fleet import profile_fleet, tasks
-from profilers.fleet.bench import FleetBench, _next, _Wave
-from profilers.fleet.members import Board, Fleet, like, sort_into_kinds
+from profilers.fleet import members, on_worker, profile, profile_fleet, tasks
+from profilers.fleet.bench import FleetBench, _Batch, _next
+from profilers.fleet.members import Fleet, FleetMember, controls_agree, group_by_type
 from profilers.fleet.profile import check_address
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.onnx_narrow import template
@@ -52,7 +49,7 @@ SMALL: dict[str, Any] = {"samples": 8, "holdout": 2, "grid": 4, "time_limit": 90
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control that is a formula is known at once, and this machine's waits say nothing about it."""
-    monkeypatch.setattr(boards, "_CONTROL", 0.05)
+    monkeypatch.setattr(members, "_CONTROL", 0.05)
     monkeypatch.setattr(machine, "waited", lambda all_threads=False: None)
 
 
@@ -69,7 +66,7 @@ def exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return once
 
     monkeypatch.setattr(template, "export", remembered("export", template.export))
-    monkeypatch.setattr(channels, "find_groups", remembered("groups", channels.find_groups))
+    monkeypatch.setattr(profile, "find_groups", remembered("groups", profile.find_groups))
 
 
 class Processes:
@@ -157,7 +154,7 @@ def check_table(table: pd.DataFrame, factor: float) -> None:
     assert table["seconds"].to_numpy() == pytest.approx(wanted, rel=0.003)
 
 
-def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
+def test_fleet_with_a_lost_and_a_slower_board(
     processes: Processes,
     tiny: Network,
     tmp_path: Path,
@@ -176,10 +173,10 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
     with caplog.at_level(logging.INFO):
         tables = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert processes.running["mortal"].wait(10) == 9
-    assert not unfinished, "the wave of the board that died was done by another"
+    assert not unfinished, "another board measured the batch of the lost one"
     assert "mortal" in caplog.text
-    assert "is gone; its configurations go to other boards" in caplog.text
-    assert "slow kept apart from boardformula/cpu fp32 x1, control" in caplog.text
+    assert "is gone; other boards measure its configurations." in caplog.text
+    assert "slow is not of the type boardformula/cpu fp32 x1, control" in caplog.text
     fast, slow = tables.items()
     for (_, table), factor in ((fast, 1.0), (slow, 1.3)):
         check_table(table, factor)
@@ -191,7 +188,7 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
         round(t["seconds"].max(), 9) for t in tables.values()
     }
 
-    # The same command again: both kinds are recognised by their controls, and nothing is measured twice.
+    # The same command again: both types are recognised by their controls, and nothing is measured twice.
     again = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert list(again) == list(tables)
     assert len(profilers.load_tables(out, rules=RULES).samples) == len(stored.samples)
@@ -199,9 +196,7 @@ def test_a_fleet_of_processes_one_dies_and_one_is_unlike(
         pd.testing.assert_frame_equal(again[kind], table)
 
 
-def test_a_real_runtime_on_a_worker(
-    processes: Processes, tiny: Network, lenient: MeasuringRules, tmp_path: Path
-) -> None:
+def test_onnxruntime_on_a_worker(processes: Processes, tiny: Network, lenient: MeasuringRules, tmp_path: Path) -> None:
     rules = {**SMALL, "samples": 3, "holdout": 1, "rules": lenient}
     (table,) = profile_fleet(*tiny, processes.address, "onnxruntime/cpu", out=tmp_path / "p.sqlite", **rules).values()
     assert len(table) == 4
@@ -211,7 +206,7 @@ def test_a_real_runtime_on_a_worker(
     assert table.attrs["environment"]["onnxruntime"]
 
 
-def test_an_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) -> None:
+def test_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) -> None:
     out = tmp_path / "p.sqlite"
     seen = []
 
@@ -234,7 +229,9 @@ def test_an_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) 
     assert not done & {row[2] for row in after[len(before) :]}, "what was stored is not measured again"
 
 
-def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_network_meets_the_budgets_of_two_devices(
+    here: str, tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {**SMALL, "samples": 14, "holdout": 3}
     tables = profile_fleet(*tiny, here, "auto/any", out=tmp_path / "p.sqlite", **options)
     assert set(tables) == {"boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"}
@@ -258,7 +255,7 @@ def test_one_network_for_two_devices(here: str, tiny: Network, tmp_path: Path, m
     assert max(entry.utilisation for entry in result.certificate.entries) > 0.8, "one of the two decides"
 
 
-def test_the_command(here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_every_type(here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--model", "tests.fakes.fleet_networks:tiny", "--fleet", here, "--device", "cpu"]
     rest = ["--samples", "4", "--holdout", "1", "--grid", "4", "--time-limit", "60"]
     command = [*common, "--runtime", "boardformula", *rest]
@@ -275,27 +272,27 @@ def test_the_command(here: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert latency.main([*command, "--self-check"]) == 2
 
 
-def test_boards_that_cannot_measure_are_left_out(
+def test_boards_that_cannot_measure_are_not_used(
     here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(MeasurementError, match="no board of the fleet can measure"):
+    with pytest.raises(MeasurementError, match="No board of the fleet can measure"):
         profile_fleet(*tiny, here, "boardformula/cpu", **{**SMALL, "precision": "fp64"})
     assert "got 'fp64'" in caplog.text
     monkeypatch.setattr(fleet_board.Formula, "artefact", "module")
-    with pytest.raises(MeasurementError, match="no board of the fleet can measure"):
+    with pytest.raises(MeasurementError, match="No board of the fleet can measure"):
         profile_fleet(*tiny, here, "boardformula/cpu", **SMALL)
-    assert "only ONNX files are sent to boards" in caplog.text
+    assert "Only ONNX files are sent to boards" in caplog.text
     monkeypatch.setattr(fleet_board.Formula, "artefact", "onnx")
 
     def broken(*_: Any) -> Any:
         raise ProfileError("this network is refused")
 
-    monkeypatch.setattr(board, "_inputs", broken)
-    with pytest.raises(MeasurementError, match="cannot measure: this network is refused"):
+    monkeypatch.setattr(on_worker, "_inputs", broken)
+    with pytest.raises(MeasurementError, match=r"cannot measure\. this network is refused"):
         profile_fleet(*tiny, here, "boardformula/cpu", **SMALL)
 
 
-def test_the_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_board.Stepped, "base", 0.0)
     monkeypatch.setattr(fleet_board.Stepped, "multiple", 4)
     (table,) = profile_fleet(
@@ -305,13 +302,13 @@ def test_the_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pyt
     assert table.attrs["grid_evidence"]
 
 
-def test_a_wave_goes_to_a_board_that_has_not_tried_it_and_outlives_few() -> None:
-    a, b = introduced("a", 1.0), introduced("b", 1.0)
-    tried, new = _Wave(["one"], seen={a.address}), _Wave(["two"])
+def test_batch_prefers_boards_that_have_not_tried_it() -> None:
+    a, b = described("a", 1.0), described("b", 1.0)
+    tried, new = _Batch(["one"], seen={a.address}), _Batch(["two"])
     assert _next(deque([tried, new]), a, 2) is new
     assert _next(deque([tried, new]), b, 2) is tried
     assert _next(deque([tried]), a, 2) is None
-    assert _next(deque([tried]), a, 1) is tried, "nobody else is there"
+    assert _next(deque([tried]), a, 1) is tried, "no other board is left"
     gone: Any = SimpleNamespace(status="cancelled", cancel=lambda: None)
     for _ in range(2):
         FleetBench._lost(gone, new, b)
@@ -322,27 +319,27 @@ def test_a_wave_goes_to_a_board_that_has_not_tried_it_and_outlives_few() -> None
         FleetBench._lost(broken, tried, b)
 
 
-def introduced(name: str, control: float, **environment: str) -> Board:
+def described(name: str, control: float, **environment: str) -> FleetMember:
     about = {"environment": {"target": "t", "kernel": "6.1", **environment}, "control": control, "title": "t"}
-    return Board(f"tcp://{name}", "boardformula/cpu", name, about)
+    return FleetMember(f"tcp://{name}", "boardformula/cpu", name, about)
 
 
-def test_kinds() -> None:
-    assert like(1.0, 1.015, 0.015)
-    assert not like(1.0, 1.016, 0.015)
-    found = [introduced("c", 1.02), introduced("a", 1.0), introduced("b", 1.012), introduced("d", 1.0, kernel="6.2")]
-    kinds = sort_into_kinds(found, [], 0.015)
-    assert [sorted(b.name for b in kind.boards.values()) for kind in kinds] == [["a", "b"], ["d"], ["c"]]
+def test_boards_are_grouped_by_environment_and_control() -> None:
+    assert controls_agree(1.0, 1.015, 0.015)
+    assert not controls_agree(1.0, 1.016, 0.015)
+    found = [described("c", 1.02), described("a", 1.0), described("b", 1.012), described("d", 1.0, kernel="6.2")]
+    kinds = group_by_type(found, [], 0.015)
+    assert [sorted(b.name for b in kind.members.values()) for kind in kinds] == [["a", "b"], ["d"], ["c"]]
     assert len({json.dumps(kind.environment, sort_keys=True) for kind in kinds}) == 3
-    # Another day: the controls differ a little, the kinds are those of the store.
+    # Another day: the controls differ a little, the types are those of the store.
     stored = [kind.environment for kind in kinds]
-    later = sort_into_kinds([introduced("b", 1.009), introduced("c", 1.026), introduced("e", 1.2)], stored, 0.015)
+    later = group_by_type([described("b", 1.009), described("c", 1.026), described("e", 1.2)], stored, 0.015)
     assert [kind.environment for kind in later[:2]] == [stored[0], stored[2]]
     assert later[2].environment not in stored
 
 
 class Scripted:
-    """A client whose workers come and go, and introduce themselves at once."""
+    """A client whose workers come and go, and describe themselves at once."""
 
     def __init__(self, **controls: float) -> None:
         self.controls = controls
@@ -358,42 +355,42 @@ class Scripted:
         return {"workers": {name: {**about, "name": name} for name in self.controls}}
 
     def submit(self, function: Any, *_: Any, workers: list[str], **options: Any) -> Any:
-        assert function is tasks.introduce
+        assert function is tasks.describe
         assert options["resources"] == {"boardformula/cpu": 1}
-        about = {**introduced(workers[0], self.controls[workers[0]]).about, "watched": True, "estimated": None}
+        about = {**described(workers[0], self.controls[workers[0]]).about, "watched": True, "estimated": None}
         return SimpleNamespace(done=lambda: True, status="finished", result=lambda: about, cancel=lambda: None)
 
 
-def test_boards_come_and_go(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(boards, "_GLANCE", 0.0)
+def test_members_are_removed_and_added(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(members, "_UPDATE_EVERY", 0.0)
     client = Scripted(a=1.0, b=1.01)
     fleet = Fleet(client, "auto/any", "fp32", 1)
-    (kind,) = fleet.meet([], 0.015)
-    assert "runs Dask's own profiler" in caplog.text
+    (kind,) = fleet.discover([], 0.015)
+    assert "runs Dask's profiler" in caplog.text
     assert "--nthreads 1" in caplog.text
     client.controls = {"b": 1.01, "c": 1.005, "odd": 1.5}
-    fleet.look()
-    fleet.look()
-    assert sorted(b.name for b in kind.boards.values()) == ["b", "c"]
+    fleet.update()
+    fleet.update()
+    assert sorted(b.name for b in kind.members.values()) == ["b", "c"]
     assert "a (boardformula/cpu at a) is gone" in caplog.text
-    assert "odd (boardformula/cpu at odd) (control 1500 ms) is of no kind in this run" in caplog.text
+    assert "odd (boardformula/cpu at odd) (control 1500 ms) has a new type" in caplog.text
     client.controls = {"a": 1.0}
-    fleet.look()
-    assert [b.name for b in kind.boards.values()] == ["a"]
+    fleet.update()
+    assert [b.name for b in kind.members.values()] == ["a"]
 
 
-def test_only_plain_data_crosses(tiny: Network) -> None:
+def test_samples_and_inputs_round_trip_as_plain_data(tiny: Network) -> None:
     samples = profilers.measure(
         *tiny, target="torch/cpu", rules=MeasuringRules(worst=1e6, tolerance=1e6, waiting=1e6)
     ).samples
-    text = json.dumps(board.packed(samples))
-    back = board.unpacked(json.loads(text))
-    for name in ("seconds", "visit", "before", "after", "wait"):
+    text = json.dumps(on_worker.pack_samples(samples))
+    back = on_worker.unpack_samples(json.loads(text))
+    for name in ("values", "visit", "before", "after", "wait"):
         assert np.array_equal(getattr(back, name), getattr(samples, name), equal_nan=True)
     half = (torch.randn(2, 3).half(), torch.arange(4))
-    packed = board.packed_inputs(half)
+    packed = on_worker.pack_inputs(half)
     assert all(isinstance(part, (str, list, bytes)) for one in packed for part in one)
-    assert all(torch.equal(a, b) for a, b in zip(board._inputs(packed), half, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(on_worker._inputs(packed), half, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -413,9 +410,9 @@ def test_plain_tcp_to_another_machine_warns(address: str, warns: bool, caplog: p
     assert ("neither encrypted nor authenticated" in caplog.text) == warns
 
 
-def test_bad_addresses_and_missing_packages(tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_addresses_and_missing_packages_are_errors(tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("http://x:1", "tcp://x", "tcp://:8786", "tcp://x:port", "inproc://x:1"):
-        with pytest.raises(ProfileError, match="write tcp://scheduler:8786"):
+        with pytest.raises(ProfileError, match="must be tcp://scheduler:8786"):
             check_address(address)
     with pytest.raises(ProfileError, match="at least 2"):
         profile_fleet(*tiny, "tcp://127.0.0.1:1", samples=1)
@@ -424,7 +421,7 @@ def test_bad_addresses_and_missing_packages(tiny: Network, monkeypatch: pytest.M
         profile_fleet(*tiny, "tcp://127.0.0.1:1")
 
 
-def test_importing_is_light() -> None:
+def test_tasks_import_neither_dask_nor_torch() -> None:
     """The command does without Dask, and Dask's scheduler, which imports the tasks, without torch."""
     code = "import sys, profilers.latency, profilers.fleet.tasks; sys.exit(bool({'dask', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -445,7 +442,7 @@ def certificates(tmp_path: Path) -> dict[str, str]:
     return {name: str(tmp_path / name) for name in ("authority.pem", "member.pem", "member.key")}
 
 
-def test_tls_from_dasks_own_configuration(certificates: dict[str, str], tiny: Network) -> None:
+def test_tls_uses_the_configuration_of_dask(certificates: dict[str, str], tiny: Network) -> None:
     pair = {"cert": certificates["member.pem"], "key": certificates["member.key"]}
     settings = {
         "distributed.worker.profile.enabled": False,

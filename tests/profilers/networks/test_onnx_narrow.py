@@ -99,7 +99,7 @@ def agreement(model: nn.Module, inputs: tuple[Any, ...], seeds: int = 2) -> tupl
 
 
 @pytest.mark.parametrize("network", [Tiny, OptionA, Mixed])
-def test_small_networks(network: type[nn.Module]) -> None:
+def test_narrowed_graph_equals_shrunk_network(network: type[nn.Module]) -> None:
     torch.manual_seed(0)
     worst, groups = agreement(network().eval(), (torch.randn(1, 3, 8, 8),), seeds=4)
     assert groups >= 2
@@ -107,13 +107,13 @@ def test_small_networks(network: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "shufflenet_v2_x0_5"])
-def test_networks_people_use(name: str) -> None:
+def test_narrowed_graph_equals_shrunk_network_of_the_zoo(name: str) -> None:
     worst, groups = agreement(*models.load_model(name, (1, 3, 32, 32)))
     assert groups > 10
     assert worst < 1e-4
 
 
-def test_untrained_values_do_not_change_the_graph() -> None:
+def test_untrained_and_trained_networks_export_the_same_graph() -> None:
     """Biases of 0 and scales of 1 would be folded away, and the network timed would not be the one shipped."""
     model, inputs = Tiny().eval(), (torch.randn(1, 3, 8, 8),)
     for convolution in (model.inner, model.back):
@@ -130,7 +130,7 @@ def test_untrained_values_do_not_change_the_graph() -> None:
     assert all(torch.equal(v, same[k]) for k, v in trained.state_dict().items()), "a trained network stays as it is"
 
 
-def test_original_is_untouched_and_training_mode_given_back() -> None:
+def test_export_does_not_change_the_network() -> None:
     model = Tiny().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     export(model, (torch.randn(1, 3, 8, 8),))
@@ -141,7 +141,7 @@ def test_original_is_untouched_and_training_mode_given_back() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_reshape_of_what_survives(data: st.DataObject) -> None:
+def test_reshaped_masks_select_the_kept_elements(data: st.DataObject) -> None:
     """Against the definition: reshape the marks themselves."""
     old = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
     total = int(np.prod(old))
@@ -165,7 +165,7 @@ def test_reshape_of_what_survives(data: st.DataObject) -> None:
         assert box.sum() == np.prod([x.sum() for x in found.values()])
 
 
-def test_unknown_operation_is_named_and_the_slow_way_taken(
+def test_unsupported_operation_is_named_and_ends_narrowing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delitem(rules._RULES, "ReduceMean")
@@ -182,7 +182,7 @@ def test_unknown_operation_is_named_and_the_slow_way_taken(
     assert "ReduceMean" in caplog.text
 
 
-def test_wrong_narrowing_is_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_outputs_end_narrowing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     model, inputs = Tiny().eval(), (torch.randn(1, 3, 8, 8),)
     groups = find_groups(model, inputs)
     builder = ConfigurationBuilder(model, groups, inputs, resolve("onnxruntime/cpu"))

@@ -1,4 +1,4 @@
-"""A phone over adb, against a fake adb executable: no phone was ever connected to these tests."""
+"""A phone over adb, with a fake adb executable."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def target(**options: Any) -> Adb:
     return Adb("adb:PHONE1?runtime=litert", **{"convert": convert, **options})
 
 
-def test_a_network_is_pushed_once_under_its_hash_and_timed_there(phone: Path) -> None:
+def test_network_is_pushed_once_and_timed_on_the_phone(phone: Path) -> None:
     found = target(threads=2)
     found.check()
     assert found.title == "litert/adb:PHONE1 fp32 x2"
@@ -113,7 +113,7 @@ def test_a_network_is_pushed_once_under_its_hash_and_timed_there(phone: Path) ->
     assert (phone / f"data/local/tmp/dsa_hw/{name}.tflite").read_bytes() == b"network"
 
 
-def test_profile_end_to_end_says_that_no_phone_was_used(
+def test_environment_of_a_profile_says_how_it_was_tested(
     phone: Path, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: MeasuringRules
 ) -> None:
     table = profilers.profile(*tiny, target=target(), samples=3, holdout=0, grid=8, rules=lenient, time_limit=60)
@@ -126,7 +126,7 @@ def test_profile_end_to_end_says_that_no_phone_was_used(
     assert about["python"] == "not visible", "nothing of this computer passes for the phone's"
 
 
-def test_a_scan_has_as_many_rows_as_asked_for(phone: Path, lenient: MeasuringRules) -> None:
+def test_scan_has_the_requested_rows(phone: Path, lenient: MeasuringRules) -> None:
     found = target()
     bench = Bench(found, rules=lenient, control=found.load(b"c", ()))
     assert bench.reference.seconds == pytest.approx(0.01)
@@ -154,6 +154,6 @@ def test_errors_name_the_remedy(phone: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("address", ["adb:", "adb:-d", "adb:a b", "adb:X?runtime=torch", "adb:X?shell=sh", "adb:X?y"])
-def test_addresses_that_are_none(address: str) -> None:
+def test_invalid_addresses_are_errors(address: str) -> None:
     with pytest.raises(ProfileError):
         Adb(address)

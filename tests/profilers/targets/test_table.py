@@ -1,4 +1,4 @@
-"""A table as a device: made tables with known sums, then the Raspberry Pi's."""
+"""A look-up table as a device: tables with known sums, then that of a Raspberry Pi."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_hand(stem: int, inner: int) -> float:
     return cost(3, stem) + cost(stem, inner) + cost(inner, stem) + 2e-6 * stem
 
 
-def test_the_time_of_a_network_is_the_sum_of_its_entries(tiny: Network, tmp_path: Path) -> None:
+def test_time_of_a_network_is_the_sum_of_its_entries(tiny: Network, tmp_path: Path) -> None:
     device = f"table:{made(tmp_path / 't.csv')}"
     found = profilers.measure(*tiny, target=device, name="tiny")
     assert found.seconds == pytest.approx(by_hand(16, 24), rel=1e-12)
@@ -83,7 +83,7 @@ def test_profile_is_exact_deterministic_and_on_the_tables_grid(tiny: Network, tm
     assert check.attrs["largest"] == 0.0
 
 
-def test_outside_is_refused_or_interpolated_as_asked(tiny: Network, tmp_path: Path) -> None:
+def test_channels_outside_are_refused_or_interpolated(tiny: Network, tmp_path: Path) -> None:
     path = made(tmp_path / "t.csv", step=4)
     groups = find_groups(*tiny)
     sizes = dict(zip(groups.names, groups.sizes, strict=True))
@@ -104,7 +104,7 @@ def test_outside_is_refused_or_interpolated_as_asked(tiny: Network, tmp_path: Pa
         profilers.measure(small, tiny[1], f"table:{holed}?outside=interpolate")
 
 
-def test_what_a_table_does_not_have_is_refused(tiny: Network, tmp_path: Path) -> None:
+def test_layers_that_a_table_lacks_are_errors(tiny: Network, tmp_path: Path) -> None:
     device = f"table:{made(tmp_path / 't.csv')}"
     strided = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1))
     with pytest.raises(ProfileError, match=r"has no kind for .*stride 2"):
@@ -118,7 +118,7 @@ def test_what_a_table_does_not_have_is_refused(tiny: Network, tmp_path: Path) ->
         profilers.measure(tiny[0], torch.randn(2, 3, 16, 16), device)
 
 
-def test_kinds_by_layer_names(tiny: Network, tmp_path: Path) -> None:
+def test_kinds_are_mapped_by_layer_names(tiny: Network, tmp_path: Path) -> None:
     rows = [("stem", 3, 16, 5.0), ("inner", 16, 24, 7.0), ("back", 24, 16, 11.0), ("head", 16, 5, 13.0)]
     frame = pd.DataFrame(rows, columns=["layer", "c_in", "c_out", "latency_us"])
     frame.to_csv(tmp_path / "n.csv", index=False)
@@ -147,14 +147,14 @@ def test_kinds_by_layer_names(tiny: Network, tmp_path: Path) -> None:
         ("", "Cannot read"),
     ],
 )
-def test_bad_tables(content: str, words: str, tmp_path: Path) -> None:
+def test_invalid_tables_are_errors(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(content)
     with pytest.raises(ProfileError, match=words):
         resolve(f"table:{path}")
 
 
-def test_bad_devices(tmp_path: Path) -> None:
+def test_invalid_devices_are_errors(tmp_path: Path) -> None:
     path = made(tmp_path / "t.csv")
     for device, words in (
         ("table:", "no file"),
@@ -169,7 +169,7 @@ def test_bad_devices(tmp_path: Path) -> None:
         resolve(f"table:{path}", precision="fp16")
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_says_that_times_are_estimates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--model", "tests.fakes.machine:Tiny", "--input", "1x3x16x16"]
     device = ["--device", f"table:{made(tmp_path / 't.csv')}"]
     arguments = [*model, *device, "--samples", "8", "--holdout", "2", "--out", str(tmp_path / "p.sqlite")]
@@ -195,9 +195,7 @@ KINDS = {"Conv_0": "conv1", "FC": "linear"} | {
 
 
 @pytest.mark.needs_data
-def test_wide_resnet_allocated_to_a_latency_on_the_raspberry_pi(
-    shared_data: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_wide_resnet_meets_a_latency_of_the_raspberry_pi(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
     path, layers = shared_data("rpi3_wrn40_2/rpi3_wrn40_2_table.csv.gz"), tmp_path / "layers.json"
     layers.write_text(json.dumps(KINDS))
     pi = f"table:{path}?layers={layers}"

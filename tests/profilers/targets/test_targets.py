@@ -1,4 +1,4 @@
-"""Targets: one contract, and a new one in a few lines."""
+"""Targets: their common interface, and a new one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def artefact(target: Target, model: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("runtime", ["torch", *ONNX])
-def test_contract(runtime: str, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+def test_runs_outputs_and_description(runtime: str, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
     model, inputs = generic(tiny[0]), tiny[1]
     target = resolve(f"{runtime}/cpu", threads=1)
     with target.active():
@@ -64,7 +64,7 @@ def test_telemetry_of_onnxruntime_is_off_before_it_is_imported() -> None:
     assert done.stdout.strip() == "1"
 
 
-def test_torch_gives_its_threads_back() -> None:
+def test_torch_restores_its_threads() -> None:
     before = torch.get_num_threads()
     with resolve("torch/cpu", threads=before + 1).active():
         assert torch.get_num_threads() == before + 1
@@ -82,7 +82,7 @@ def test_torch_gives_its_threads_back() -> None:
         ("nonsense/cpu", ("onnxruntime", "register")),
     ],
 )
-def test_what_is_missing_is_said_with_the_remedy(target: str, words: tuple[str, ...]) -> None:
+def test_missing_targets_are_errors_with_the_remedy(target: str, words: tuple[str, ...]) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("this machine has more than a CPU")
     with pytest.raises(MissingDependencyError) as error:
@@ -92,7 +92,7 @@ def test_what_is_missing_is_said_with_the_remedy(target: str, words: tuple[str, 
     assert all(w in str(error.value) for w in words)
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_options_are_errors() -> None:
     with pytest.raises(ProfileError, match="fp32 or fp16"):
         resolve("torch/cpu", precision="int3")
     with pytest.raises(ProfileError, match="threads"):
@@ -101,14 +101,16 @@ def test_bad_options_are_refused() -> None:
         base._find("openvino")("cuda").check()
 
 
-def test_a_broken_clock_is_refused() -> None:
+def test_invalid_times_of_a_clock_are_an_error() -> None:
     with pytest.raises(MeasurementError, match="must return 3 positive times"):
         Loaded(lambda: None, clock=lambda n: np.zeros(n)).run(3)
     with pytest.raises(MeasurementError, match="must return 3 positive times"):
         Loaded(lambda: None, clock=lambda n: np.ones(n + 1)).run(3)
 
 
-def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: MeasuringRules) -> None:
+def test_registered_target_is_measured_and_profiled(
+    tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: MeasuringRules
+) -> None:
     """The example of docs/guide/profiling.md."""
 
     @register("scripted")
@@ -135,7 +137,7 @@ def test_a_user_adds_a_target(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], 
         base._REGISTRY.pop("scripted", None)
 
 
-def test_fp16_artefacts(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+def test_fp16_network_is_a_copy(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
     target = resolve("torch/cpu", precision="fp16")
     loaded = load_module(*tiny, target)
     assert target.title == "torch/cpu fp16 x1"
@@ -147,7 +149,7 @@ def test_fp16_artefacts(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> Non
     assert all(p.dtype == torch.float32 for p in tiny[0].parameters()), "the original is untouched"
 
 
-def test_what_a_runtime_refuses_is_one_line() -> None:
+def test_invalid_network_is_an_error_of_one_line() -> None:
     with pytest.raises(MeasurementError, match="cannot load the network") as error:
         resolve("onnxruntime/cpu").load(b"no model", (torch.zeros(1),))
     assert "\n" not in str(error.value)

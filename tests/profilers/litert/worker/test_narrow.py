@@ -1,12 +1,7 @@
-"""LiteRT: narrowing its files, the worker's own code, the target with a stand-in worker, and the real thing."""
+"""Narrowing of LiteRT files, run by a small interpreter of operators."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,21 +14,15 @@ from torch import nn
 from torch.nn import functional
 
 from dsa_hw.channels import find_groups, shrink
-from dsa_hw.errors import MissingDependencyError, ProfileError
-from profilers import measure
-from profilers.litert.worker import service as litert
 from profilers.litert.worker.masks import CannotNarrowError, reshaped
 from profilers.litert.worker.narrow import TfliteTemplate, _source
-from profilers.measuring.bench import Bench
-from profilers.measuring.rules import MeasuringRules
-from profilers.networks.builder import ConfigurationBuilder, load_module
-from profilers.targets import resolve
-from tests.fakes.litert_env import make_fake, real
 
 KINDS = [
     "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "MUL", "RELU", "MEAN", "CONCATENATION", "PAD",
     "RESHAPE", "TRANSPOSE", "SPLIT_V", "SLICE", "STRIDED_SLICE", "GATHER", "SOFTMAX", "PACK",
 ]  # fmt: skip
+
+
 CODES = dict(enumerate(KINDS))
 
 
@@ -192,7 +181,7 @@ def test_weights_are_recognised_through_folded_norms(narrowable: Any) -> None:
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_narrowed_file_gives_what_the_shrunk_network_gives(narrowable: Any, seed: int) -> None:
+def test_narrowed_file_equals_shrunk_network(narrowable: Any, seed: int) -> None:
     model, template, groups = narrowable
     rng = np.random.default_rng(seed)
     kept = [np.sort(rng.permutation(int(c))[: rng.integers(1, c + 1)]) for c in groups.sizes]
@@ -204,7 +193,7 @@ def test_narrowed_file_gives_what_the_shrunk_network_gives(narrowable: Any, seed
     torch.testing.assert_close(dense, model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_of_the_dense_network_stays_in_the_file(narrowable: Any) -> None:
+def test_narrowed_file_has_no_dense_weights(narrowable: Any) -> None:
     _, template, groups = narrowable
     kept = [np.arange(max(1, int(c) // 4)) for c in groups.sizes]
     made = template.make({n: dict(cuts) for n, cuts in groups.slices(kept).items()}, [])
@@ -231,7 +220,7 @@ def moved(kind: str, inputs: list[Any], *shapes: tuple[int, ...], pads: Any = ()
     return [*found, values]
 
 
-def test_rules_that_move_channels() -> None:
+def test_rules_follow_moved_channels() -> None:
     assert moved("RESHAPE", [None, [1, 24]], (1, 24))[0] == (1, 12)
     assert moved("RESHAPE", [None, [1, 4, 6]], (1, 4, 6), newShape=[1, 4, 6])[1].builtinOptions.newShape == [1, 4, 3]
     assert moved("TRANSPOSE", [None, [0, 3, 1, 2]], (1, 6, 2, 2))[0] == (1, 3, 2, 2)
@@ -245,7 +234,7 @@ def test_rules_that_move_channels() -> None:
     assert sliced[1].builtinOptions.endMask == 7
 
 
-def test_padding_of_channels() -> None:
+def test_padded_channels_follow_the_groups() -> None:
     amounts = [[0, 0], [0, 0], [0, 0], [1, 2]]
     assert moved("PAD", [None, amounts], (1, 2, 2, 9), pads=[(1, [True, False, True])])[0] == (1, 2, 2, 5)
     with pytest.raises(CannotNarrowError, match="not in the channel groups"):
@@ -265,7 +254,9 @@ def test_padding_of_channels() -> None:
         ("SLICE", [None, [0, 0, 0, 1], [1, 2, 2, 1]], (1, 2, 2, 1), {}, "not evenly spaced"),
     ],
 )
-def test_what_is_not_understood_is_refused(kind: str, inputs: Any, shape: Any, options: Any, why: str) -> None:
+def test_unsupported_operators_are_errors_with_the_reason(
+    kind: str, inputs: Any, shape: Any, options: Any, why: str
+) -> None:
     with pytest.raises(CannotNarrowError, match=why):
         moved(kind, inputs, shape, **options)
 
@@ -280,87 +271,13 @@ def test_outputs_are_never_narrowed() -> None:
         template.make({"w": {0: [0, 1]}}, [])
 
 
-def test_a_weight_of_another_network_is_not_recognised() -> None:
+def test_weight_of_another_network_is_not_recognised() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(4, 3, 3, 3)).astype(np.float32) for _ in range(2))
     assert _source(b.transpose(0, 2, 3, 1), "CONV_2D", {"a": a}) is None
     assert _source(a.transpose(0, 2, 3, 1) * -2, "CONV_2D", {"b": b, "a": a}) == ("a", {0: 0, 1: 2, 2: 3, 3: 1})
 
 
-def test_reshaped_needs_a_box() -> None:
+def test_reshape_to_no_box_is_none() -> None:
     assert reshaped({0: HALF}, (6, 2), (12,)) is not None
     assert reshaped({0: HALF}, (6,), (2, 3)) is None
-
-
-def test_worker_protocol(tmp_path: Path) -> None:
-    """The worker's real script, in our own interpreter: what needs no LiteRT works there."""
-    requests = [
-        {"do": "forget", "model": "x"},
-        {"do": "load", "model": "../x", "inputs": [], "threads": 1},
-        {"do": "?"},
-    ]
-    text = "".join(json.dumps(r) + "\n" for r in requests)
-    command = [sys.executable, litert.__file__, str(tmp_path)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert answers[0] == {"done": {}}
-    assert "refused" in answers[1] or "failed" in answers[1]
-    assert "'?'" in answers[2]["failed"]
-
-
-def test_worker_names_never_become_paths(tmp_path: Path) -> None:
-    service = litert.Service(tmp_path)
-    for name in ("../x", "/etc/passwd", "a/b", ""):
-        with pytest.raises(litert.UnsupportedError, match="not a plain file name"):
-            service._path(name)
-
-
-def test_worker_times_runs(tmp_path: Path) -> None:
-    service = litert.Service(tmp_path)
-    calls: list[int] = []
-    service._interpreters["m"] = SimpleNamespace(invoke=lambda: calls.append(1))
-    steps = service.sequence([("m", 3), ("m", 2)], all_threads=True)["steps"]
-    assert [len(seconds) for seconds, _ in steps] == [3, 2]
-    assert len(calls) == 5
-    rows = service.scan("m", 0.0, 4, all_threads=False)["rows"]
-    assert len(rows) >= 4
-    assert all(a[0] < b[0] for a, b in itertools.pairwise(rows))
-
-
-def test_measured_in_the_worker(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules
-) -> None:
-    make_fake(tmp_path, monkeypatch)
-    target = resolve("litert/cpu", threads=2)
-    assert target.title == "litert/cpu fp32 x2"
-    assert "num_threads=2" in target.describe()["interpreter"]
-    bench = Bench(target, rules=lenient, environment={}, control=load_module(*tiny, target))
-    network = load_module(*tiny, target)
-    result = bench.measure({"tiny": network}, limit=20)["tiny"]
-    assert result.seconds == pytest.approx(1e6 / 5e8)
-    assert result.trusted
-
-
-def test_other_devices_and_precisions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_fake(tmp_path, monkeypatch)
-    with pytest.raises(ProfileError, match="--precision fp32 only"):
-        resolve("litert/cpu", precision="fp16")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(MissingDependencyError, match="--device cpu"):
-        resolve("litert/cuda")
-
-
-@real
-def test_real_narrowed_outputs_and_times(tiny: Any, lenient: MeasuringRules) -> None:
-    model, inputs = tiny
-    groups = find_groups(model, inputs)
-    target = resolve("litert/cpu")
-    builder = ConfigurationBuilder(model, groups, inputs, target)
-    agreement = builder.check(rounds=1)
-    assert builder.how == "narrowed"
-    assert agreement is not None
-    assert agreement < 1e-4
-    wide, thin = builder.load(groups.sizes.tolist()), builder.load([1] * len(groups))
-    assert np.median(thin.run(50)) < np.median(wide.run(50))
-    assert measure(model, inputs, target, rules=lenient, time_limit=30).seconds > 0
-    target.worker.close()

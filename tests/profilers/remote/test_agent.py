@@ -1,0 +1,166 @@
+"""The agent by itself."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.remote import agent
+from profilers.remote.channel import BOOTSTRAP, Channel, LostError
+from tests.fakes.processes import LOCAL
+
+
+def test_one_session_at_a_time_except_after_a_lost_connection(tmp_path: Path) -> None:
+    hello = {"op": "hello", "session": "ours", "idle": 60, "folder": str(tmp_path / "board"), "room": 10**6}
+    first = Channel(LOCAL, 60)
+    first.exchange(hello)
+    second = Channel(LOCAL, 60)
+    try:
+        second.exchange(hello)  # the connection of the first is dead, as far as we know
+        with pytest.raises(LostError):
+            first.exchange({"op": "state"})
+        other = agent.Agent(io.BytesIO(), io.BytesIO())
+        with pytest.raises(agent.RefusalError, match="another session") as error:
+            other._take(str(tmp_path / "board"), "theirs", patience=0.2)
+        assert error.value.kind == "busy"
+        other._lock.close()
+        second.exchange({"op": "state"})
+    finally:
+        first.close()
+        second.close()
+
+
+def artefacts(tmp_path: Path, room: int = 10**6) -> agent.Artefacts:
+    return agent.Artefacts(str(tmp_path / "artefacts"), room)
+
+
+@contextlib.contextmanager
+def refused(kind: str) -> Iterator[None]:
+    with pytest.raises(agent.RefusalError) as error:
+        yield
+    assert error.value.kind == kind
+
+
+def test_only_announced_artefacts_with_their_hash_are_accepted(tmp_path: Path) -> None:
+    kept = artefacts(tmp_path)
+    name = hashlib.sha256(b"network").hexdigest()
+    with refused("unannounced"):
+        kept.put(name, 0, b"network")
+    with refused("unannounced"):
+        kept.get(name)
+    for bad in ("../" + name, "lock", name.upper(), name + "\n", "/etc/passwd", name[:-1]):
+        with refused("protocol"):
+            kept.announce({bad: 7})
+        with refused("unannounced"):
+            kept.put(bad, 0, b"network")
+    for size in (0, -1, True, 7.0, "7"):
+        with refused("protocol"):
+            kept.announce({name: size})
+    assert kept.announce({name: 7}) == {name: 0}
+    with refused("hash"):
+        kept.put(name, 0, b"netwurk")
+    assert os.listdir(kept.folder) == []
+    with refused("protocol"):
+        kept.put(name, 0, b"networks")  # longer than announced
+    assert kept.put(name, 0, b"net") == 3
+    with refused("protocol"):
+        kept.put(name, 5, b"rk")
+    assert artefacts(tmp_path).announce({name: 7}) == {name: 3}, "the next agent knows what is there"
+    assert kept.put(name, 3, b"work") == 7
+    assert kept.get(name) == b"network"
+    assert os.listdir(kept.folder) == [name]
+    assert os.stat(kept.folder).st_mode & 0o777 == 0o700
+
+
+def test_links_and_folders_of_others_are_refused(tmp_path: Path) -> None:
+    kept = artefacts(tmp_path)
+    name = hashlib.sha256(b"network").hexdigest()
+    kept.announce({name: 7})
+    victim = tmp_path / "victim"
+    victim.write_text("")
+    (tmp_path / "artefacts" / f"{name}.part").symlink_to(victim)
+    with refused("folder"):
+        kept.put(name, 0, b"network")
+    assert victim.read_text() == ""
+    os.chmod(kept.folder, 0o777)
+    with refused("folder"):
+        artefacts(tmp_path)
+
+
+def test_oldest_artefacts_are_deleted_and_a_full_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = artefacts(tmp_path, room=25)
+    names = []
+    for i in range(3):
+        data = bytes([i]) * 10
+        names.append(hashlib.sha256(data).hexdigest())
+        kept.announce({names[i]: 10})
+        kept.put(names[i], 0, data)
+        os.utime(os.path.join(kept.folder, names[i]), (i, i))
+    assert set(os.listdir(kept.folder)) == set(names[1:])
+    full = SimpleNamespace(f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with refused("disk"):
+        kept.announce({hashlib.sha256(b"x").hexdigest(): 1})
+
+
+def test_invalid_requests_are_refused() -> None:
+    source = io.BytesIO()
+    requests: list[dict[str, Any]] = [{"op": "announce", "artefacts": {}}, {"op": "fly"}, {"op": "hello"}, {}]
+    for request in requests:
+        agent.write_frame(source, request)
+    source.seek(0)
+    sink = io.BytesIO()
+    agent.Agent(source, sink).serve()
+    signal.alarm(0)  # the agent's own watchdog, in this process
+    assert sink.getvalue().startswith(agent.BANNER)
+    sink.seek(len(agent.BANNER))
+    replies = [agent.read_frame(sink) for _ in requests]
+    assert all(r is not None and r[0]["refused"] == "protocol" for r in replies)
+    assert agent.read_frame(sink) is None
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers())), st.binary(max_size=200))
+def test_frames_round_trip(header: dict[str, Any], payload: bytes) -> None:
+    stream = io.BytesIO()
+    agent.write_frame(stream, header, payload)
+    data = stream.getvalue()
+    assert agent.read_frame(io.BytesIO(data)) == (header, payload)
+    assert agent.read_frame(io.BytesIO(data[:-1])) is None, "cut off is the end, not half a frame"
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=64))
+def test_invalid_bytes_are_no_frame(data: bytes) -> None:
+    try:
+        found = agent.read_frame(io.BytesIO(data))
+    except ValueError:
+        return
+    assert found is None or isinstance(found[0], dict)
+
+
+def test_agent_is_one_file_for_python_3_8() -> None:
+    source = Path(agent.__file__).read_text()
+    tree = ast.parse(source, feature_version=(3, 8))
+    found = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    found |= {n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in found} - set(sys.stdlib_module_names) == {"numpy", "onnxruntime"}
+    assert not found & {"pickle", "marshal", "shelve", "dill"}
+    ast.parse(BOOTSTRAP, feature_version=(3, 5))
+    assert "'" not in BOOTSTRAP
+    assert "\n" not in BOOTSTRAP

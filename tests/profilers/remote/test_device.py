@@ -1,0 +1,151 @@
+"""A device with an agent, which is a process of this computer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dsa_hw.errors import MeasurementError
+from profilers.networks.chains import Layer, artefact_of, input_of
+from profilers.remote import device as board
+from profilers.remote.channel import Channel, LostError, RefusedError
+from profilers.remote.device import AgentDevice
+from profilers.remote.failures import Failure, of_lost
+from tests.fakes.processes import LOCAL, agent_pid, eventually, gone
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Callable[..., AgentDevice]]:
+    made: list[AgentDevice] = []
+
+    def explain(lost: LostError) -> Failure:
+        return of_lost(lost, "a board", "login", "host", "python3")
+
+    def make(**options: Any) -> AgentDevice:
+        folder = str(tmp_path / "board")
+        made.append(AgentDevice("a board", LOCAL, explain, login="login", python="python3", folder=folder, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def loaded_on(found: AgentDevice, width: int) -> Any:
+    chain, onnx = (Layer(width, width),), SimpleNamespace(artefact="onnx", precision="fp32")
+    return found.load(artefact_of(chain, onnx), [input_of(chain).numpy()], 1, "cpu")  # type: ignore[arg-type]
+
+
+def test_upload_continues_after_a_lost_connection(
+    local: Callable[..., AgentDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets: list[int] = []
+    exchange = Channel.exchange
+
+    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+        found = exchange(self, header, payload, limit)
+        if header["op"] == "put" and len(payload) == 2**18:
+            offsets.append(header["offset"])
+            if len(offsets) == 3:
+                os.kill(agent_pid(tmp_path / "board"), signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(Channel, "exchange", spying)
+    found = local()
+    loaded = loaded_on(found, 600)  # 1.4 MB
+    assert offsets == [i * 2**18 for i in range(5)]
+    assert found.reconnections == 1
+    assert loaded.run(4).shape == (4,)
+    # A file that was damaged on the board's disk is noticed, deleted and sent again.
+    largest = max((tmp_path / "board").iterdir(), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1] + b"\0")
+    found.close()
+    assert loaded.run(1).shape == (1,)
+    assert hashlib.sha256(largest.read_bytes()).hexdigest() == largest.name
+
+
+def test_idle_or_hanging_agent_ends(
+    local: Callable[..., AgentDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "_IDLE", 1)
+    found = local()
+    loaded = loaded_on(found, 4)
+    assert eventually(lambda: gone(agent_pid(tmp_path / "board"))), "an agent that nobody asks ends"
+    assert loaded.run(1) > 0, "and is started again"
+    header = {"op": "scan", "network": found._networks[loaded].handle, "seconds": 60.0, "least": 1}
+    begin = time.monotonic()
+    assert found._channel is not None
+    with pytest.raises(LostError):
+        found._channel.exchange(header, limit=1)
+    assert time.monotonic() - begin < 10, "a request that takes too long ends the agent"
+    assert gone(agent_pid(tmp_path / "board"))
+
+
+def test_board_that_changed_is_an_error(local: Callable[..., AgentDevice], tmp_path: Path) -> None:
+    found = local()
+    loaded = loaded_on(found, 4)
+    assert found._about is not None
+    found._about[0]["cpu"] = "another"
+    os.kill(agent_pid(tmp_path / "board"), signal.SIGKILL)
+    with pytest.raises(MeasurementError, match=r"changed while the connection was lost \(cpu\)"):
+        loaded.run(1)
+
+
+def test_request_that_kills_the_agent_is_given_up(
+    local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    exchange = Channel.exchange
+
+    def fatal(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+        if header["op"] == "outputs":
+            os.kill(agent_pid(tmp_path / "board"), signal.SIGKILL)
+        return exchange(self, header, payload, limit)
+
+    monkeypatch.setattr(Channel, "exchange", fatal)
+    loaded = loaded_on(local(), 4)
+    with pytest.raises(MeasurementError, match="broke 3 times"):
+        loaded.outputs()
+
+
+def test_unloaded_networks_are_loaded_again(
+    local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[str] = []
+    exchange = Channel.exchange
+
+    def forgetful(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+        if header["op"] == "sequence" and not answers:
+            answers.append("not loaded")
+            exchange(self, {"op": "state", "release": [h for h, _ in header["steps"]]})
+        return exchange(self, header, payload, limit)
+
+    monkeypatch.setattr(Channel, "exchange", forgetful)
+    found = local()
+    one, two = loaded_on(found, 4), loaded_on(found, 8)
+    seconds = found.sequence([(one, 2), (two, 3)])
+    assert [len(s) for s, _ in seconds] == [2, 3]
+    assert answers
+    # What nobody holds any more is let go of, with the next request.
+    handle = found._networks[two].handle
+    del two, seconds
+    one.run(1)
+    assert found._channel is not None
+    with pytest.raises(RefusedError) as error:
+        found._channel.exchange({"op": "sequence", "steps": [[handle, 1]]})
+    assert error.value.kind == "not loaded"
+
+
+def test_text_from_the_board_has_no_control_characters() -> None:
+    old = of_lost(LostError(1, "dsa-hw-agent: python 3.6\x1b[2J\u202e is too old"), "b", "l", "h", "p")
+    assert "python 3.6?[2J? is too old" in str(old.error)
+    assert "Python 3.8 or later" in str(old.error)
+    assert not old.passing
+    assert of_lost(LostError(255, "ssh: connect to host b port 22: Connection timed out"), "b", "l", "h", "p").passing

@@ -1,0 +1,58 @@
+"""LiteRT with a fake worker and, where the environment is installed, with the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dsa_hw.channels import find_groups
+from dsa_hw.errors import MissingDependencyError, ProfileError
+from profilers import measure
+from profilers.measuring.bench import Bench
+from profilers.measuring.rules import MeasuringRules
+from profilers.networks.builder import ConfigurationBuilder, load_module
+from profilers.targets import resolve
+from tests.fakes.litert_env import make_fake, real
+
+
+def test_times_come_from_the_worker(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules
+) -> None:
+    make_fake(tmp_path, monkeypatch)
+    target = resolve("litert/cpu", threads=2)
+    assert target.title == "litert/cpu fp32 x2"
+    assert "num_threads=2" in target.describe()["interpreter"]
+    bench = Bench(target, rules=lenient, environment={}, control=load_module(*tiny, target))
+    network = load_module(*tiny, target)
+    result = bench.measure({"tiny": network}, limit=20)["tiny"]
+    assert result.seconds == pytest.approx(1e6 / 5e8)
+    assert result.trusted
+
+
+def test_other_devices_and_precisions_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake(tmp_path, monkeypatch)
+    with pytest.raises(ProfileError, match="--precision fp32 only"):
+        resolve("litert/cpu", precision="fp16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(MissingDependencyError, match="--device cpu"):
+        resolve("litert/cuda")
+
+
+@real
+def test_narrowed_network_is_correct_and_faster(tiny: Any, lenient: MeasuringRules) -> None:
+    model, inputs = tiny
+    groups = find_groups(model, inputs)
+    target = resolve("litert/cpu")
+    builder = ConfigurationBuilder(model, groups, inputs, target)
+    agreement = builder.check(rounds=1)
+    assert builder.how == "narrowed"
+    assert agreement is not None
+    assert agreement < 1e-4
+    wide, thin = builder.load(groups.sizes.tolist()), builder.load([1] * len(groups))
+    assert np.median(thin.run(50)) < np.median(wide.run(50))
+    assert measure(model, inputs, target, rules=lenient, time_limit=30).seconds > 0
+    target.worker.close()

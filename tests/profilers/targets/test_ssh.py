@@ -1,0 +1,278 @@
+"""A board over ssh: this computer through a real sshd on loopback; skipped where no sshd is installed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import profilers
+from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError, ProfileError
+from profilers import latency
+from profilers.measuring.rules import MeasuringRules
+from profilers.networks.chains import Layer, artefact_of, input_of
+from profilers.remote import agent
+from profilers.remote.channel import Channel
+from profilers.remote.device import AgentDevice
+from profilers.targets import resolve, ssh
+from profilers.targets.ssh import Address, Ssh
+from tests.fakes.processes import agent_pid, children, eventually, gone
+
+Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+needs_sshd = pytest.mark.skipif(
+    SSHD is None or shutil.which("ssh") is None, reason="no sshd installed: apt-get install openssh-server"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """An sshd of our own on a free port, with keys of its own; nobody's configuration is read or changed."""
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "other_host", "user", "other_user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\n"
+    )
+    if os.geteuid() == 0:
+        os.makedirs("/run/sshd", exist_ok=True)  # sshd insists, when it is root
+    log = (folder / "log").open("w")
+    process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    assert eventually(listens), (folder / "log").read_text()
+    yield SimpleNamespace(folder=folder, port=port, pid=process.pid)
+    process.terminate()
+    process.wait(10)
+    log.close()
+
+
+@pytest.fixture
+def place(server: SimpleNamespace, tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """Addresses on the board, each with an ssh configuration of its own; afterwards nothing may be left running."""
+    cache = tmp_path / "board"
+
+    def address(python: str = sys.executable, **changes: str) -> str:
+        known = f"[127.0.0.1]:{server.port} {(server.folder / changes.pop('known', 'host.pub')).read_text()}"
+        (tmp_path / "known").write_text(known if changes.pop("known_at_all", "yes") == "yes" else "")
+        options = {
+            "Port": str(server.port),
+            "IdentityFile": str(server.folder / changes.pop("key", "user")),
+            "IdentitiesOnly": "yes",
+            "IdentityAgent": "none",
+            "UserKnownHostsFile": str(tmp_path / "known"),
+            "GlobalKnownHostsFile": "none",
+            **{k: changes.pop(k) for k in list(changes) if k[0].isupper()},
+        }
+        config = tmp_path / "config"
+        config.write_text("Host *\n" + "".join(f"  {k} {v}\n" for k, v in options.items()))
+        more = "".join(f"&{k}={v}" for k, v in changes.items())
+        return f"ssh://127.0.0.1?runtime=onnxruntime&config={config}&cache={cache}&python={python}{more}"
+
+    yield SimpleNamespace(address=address, cache=cache, config=tmp_path / "config", server=server)
+    ssh._close()
+    ssh._BOARDS.clear()
+    if (cache / "lock").exists():
+        assert eventually(lambda: gone(agent_pid(cache))), "the agent is still running"
+    assert eventually(lambda: not children(server.pid)), "a connection is still open"
+
+
+def wrapper(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@needs_sshd
+def test_profile_survives_a_killed_connection_and_a_killed_agent(
+    place: SimpleNamespace,
+    tiny: Network,
+    lenient: MeasuringRules,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    visits: list[int] = []
+    puts: list[tuple[str, int]] = []
+    killed: list[str] = []
+    sequence, exchange = AgentDevice.sequence, Channel.exchange
+
+    def counting(self: AgentDevice, steps: Any) -> Any:
+        found = sequence(self, steps)
+        visits.append(len(found[2][0]))
+        return found
+
+    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+        if header["op"] == "put":
+            puts.append((header["artefact"], header["offset"]))
+        # In the middle of a request, so that an answer is lost.
+        if header["op"] == "sequence" and len(visits) in (1, 3) and len(killed) == len(visits) // 2:
+            victim = children(place.server.pid)[0] if not killed else agent_pid(place.cache)
+            killed.append("connection" if not killed else "agent")
+            os.kill(victim, signal.SIGKILL)
+        return exchange(self, header, payload, limit)
+
+    monkeypatch.setattr(AgentDevice, "sequence", counting)
+    monkeypatch.setattr(Channel, "exchange", spying)
+    out = tmp_path / "p.sqlite"
+    url = place.address()
+    with caplog.at_level(logging.WARNING):
+        table = profilers.profile(
+            *tiny, target=url, samples=4, holdout=1, grid=8, out=out, rules=lenient, time_limit=120
+        )
+    assert killed == ["connection", "agent"]
+    target = resolve(url)
+    assert isinstance(target, Ssh)
+    assert target.board.reconnections == 2
+    assert caplog.text.count("connecting again") == 2
+    assert len(table) == 5
+    assert table.attrs["untrusted"] == 0
+    assert table.attrs["agreement"] < 1e-4, "the outputs on the board are those of the shrunk network"
+    assert len(profilers.load_tables(out, rules=lenient).samples) == sum(visits), "every visit is in the store, once"
+    assert len(set(puts)) == len(puts), "what was on the board was not sent again"
+    assert {p.name for p in place.cache.iterdir()} == {name for name, _ in puts} | {"lock"}
+    about = table.attrs["environment"]
+    assert about["target"] == "onnxruntime/ssh://127.0.0.1 fp32 x1"
+    assert about["control"] == "2", "the control of ONNX Runtime on a CPU"
+    assert about["onnxruntime"]
+    assert about["agent"] == str(agent.VERSION)
+    # The process that was asked for is alive while it is needed, and gone afterwards (see `place`).
+    assert not gone(agent_pid(place.cache))
+    assert resolve(target.name).name == target.name
+    assert set(target.board.state()) >= {"time", "load1"}
+
+
+@needs_sshd
+def test_full_disk_of_the_board_is_an_error_and_leaves_no_file(place: SimpleNamespace, tmp_path: Path) -> None:
+    python = wrapper(tmp_path / "python", f'ulimit -f 16; exec {sys.executable} "$@"')  # files of a few kilobytes
+    target = resolve(place.address(python))
+    chain = (Layer(200, 200),)
+    with pytest.raises(MeasurementError, match=r"refused the request \(disk\).*Free space there") as error:
+        target.load(artefact_of(chain, target), (input_of(chain),))
+    assert "File too large" in str(error.value)
+    assert [p.name for p in place.cache.iterdir()] == ["lock"], "nothing is left behind"
+    small = (Layer(4, 4),)
+    assert target.load(artefact_of(small, target), (input_of(small),)).run(3).shape == (3,), "the board still works"
+
+
+@needs_sshd
+def test_missing_runtime_or_python_names_the_remedy(place: SimpleNamespace, tmp_path: Path) -> None:
+    bare = wrapper(tmp_path / "bare", f'exec {sys.executable} -S "$@"')  # without site-packages
+    with pytest.raises(MissingDependencyError, match=r"cannot import onnxruntime.*pip install onnxruntime numpy"):
+        resolve(place.address(bare))
+    with pytest.raises(MissingDependencyError, match=r"cannot run /nowhere/python.*python=PATH"):
+        resolve(place.address("/nowhere/python"))
+    if "CUDAExecutionProvider" not in resolve(place.address()).board.providers:  # type: ignore[attr-defined]
+        with pytest.raises(MissingDependencyError, match=r"only .*CPUExecutionProvider"):
+            resolve(place.address(device="cuda"))
+
+
+@needs_sshd
+def test_keys_are_checked_on_both_sides(place: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MissingDependencyError, match=r"does not accept the keys.*ssh-copy-id"):
+        resolve(place.address(key="other_user"))
+    with pytest.raises(MissingDependencyError, match=r"differs from the known one.*ssh-keygen -R"):
+        resolve(place.address(known="other_host.pub", StrictHostKeyChecking="no"))
+    # Whatever the user's configuration says, an unknown host is refused.
+    unknown = place.address(known_at_all="no", StrictHostKeyChecking="no")
+    assert latency.main(["--device", unknown, "--json"]) == 2
+    printed = json.loads(capsys.readouterr().out)
+    assert "host key of ssh://127.0.0.1 is unknown" in printed["error"]
+    assert not place.cache.exists(), "nobody got in"
+
+
+@needs_sshd
+def test_lost_board_is_an_error_after_the_patience(place: SimpleNamespace) -> None:
+    target = resolve(place.address(patience="0.5"))
+    chain = (Layer(4, 4),)
+    loaded = target.load(artefact_of(chain, target), (input_of(chain),))
+    place.config.write_text(place.config.read_text().replace(f"Port {place.server.port}", "Port 1"))
+    os.kill(agent_pid(place.cache), signal.SIGKILL)
+    with pytest.raises(MeasurementError, match=r"could not be restored within 0 s\. .*cannot be reached"):
+        loaded.run(1)
+    place.config.write_text(place.config.read_text().replace("Port 1\n", f"Port {place.server.port}\n"))
+    assert loaded.run(2).shape == (2,), "and when it is back, all goes on"
+
+
+@needs_sshd
+def test_killed_host_leaves_no_agent(place: SimpleNamespace) -> None:
+    script = (
+        "import sys, time; from profilers.targets.ssh import Ssh; t = Ssh(sys.argv[1]); t.check(); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    host = subprocess.Popen([sys.executable, "-c", script, place.address()], stdout=subprocess.PIPE)
+    try:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"ready\n"
+        pid = agent_pid(place.cache)
+        assert not gone(pid)
+    finally:
+        host.kill()
+        host.wait()
+        assert host.stdout is not None
+        host.stdout.close()
+    assert eventually(lambda: gone(pid))
+
+
+def test_address_is_parsed_and_written() -> None:
+    found = Address.parse("ssh://pi@raspberrypi:2222?runtime=onnxruntime&python=~/venv/bin/python")
+    assert (found.user, found.host, found.port) == ("pi", "raspberrypi", 2222)
+    assert found.command[-2] == "raspberrypi"
+    assert found.command[-1].startswith('exec "$HOME"/venv/bin/python -c ')
+    assert Address.parse(found.url) == found
+    assert Address.parse("ssh://pi@[fe80::1]:22").title == "ssh://pi@[fe80::1]:22"
+    options = [found.command[i + 1] for i, word in enumerate(found.command) if word == "-o"]
+    assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "ForwardAgent=no"} <= set(options)
+    quoted = Address.parse("ssh://host?python=a%20b;reboot").command[-1]
+    assert quoted.startswith("exec 'a b;reboot' -c ")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ssh://",
+        "ssh://-oProxyCommand=reboot",
+        "ssh://-l@host",
+        "ssh://host;reboot",
+        "ssh://user:password@host",
+        "ssh://host/path",
+        "ssh://host:port",
+        "ssh://host?runtime=torch",
+        "ssh://host?device=tpu",
+        "ssh://host?StrictHostKeyChecking=no",
+        "ssh://host?config=/nowhere/at/all",
+        "ssh://host?patience=long",
+        "ssh://host?room=0",
+        "ssh:host",
+    ],
+)
+def test_invalid_addresses_are_errors(address: str) -> None:
+    with pytest.raises(ProfileError):
+        Address.parse(address)
+    with pytest.raises(DsaError):
+        resolve(f"auto/{address}")
