@@ -91,10 +91,6 @@ class Batches:
                 picture = source[index]
             yield picture.float().mul_(scale).add_(shift).permute(0, 3, 1, 2), self.labels[index]
 
-    def first(self, count: int) -> Batches:
-        """Return a loader of the first ``count`` images."""
-        return replace(self, images=self.images[:count], labels=self.labels[:count])
-
 
 @dataclass(frozen=True)
 class Data:

@@ -73,7 +73,11 @@ def formula(model: nn.Module, inputs: tuple[Any, ...]) -> float:
 def digits() -> datasets.Data:
     """A few of the digits."""
     whole = datasets.load_data("digits")
-    return replace(whole, train=whole.train.first(192), val=whole.val.first(64), test=whole.test.first(120))
+    parts = {
+        name: replace(loader, images=loader.images[:count], labels=loader.labels[:count])
+        for name, loader, count in (("train", whole.train, 192), ("val", whole.val, 64), ("test", whole.test, 120))
+    }
+    return replace(whole, **parts)
 
 
 @register_method("tilted")

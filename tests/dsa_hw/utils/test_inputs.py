@@ -1,4 +1,4 @@
-"""Example inputs are accepted in three forms, and refused with a typed error otherwise."""
+"""Example inputs are accepted in three forms, and rejected with a typed error otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_tensor_sequence_and_mapping_become_arguments_of_forward() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, "text", None])
-def test_other_types_are_refused_with_their_name(wrong: Any) -> None:
+def test_other_types_are_rejected_with_their_name(wrong: Any) -> None:
     for function in (as_inputs, as_tensors):
         with pytest.raises(ModelError, match=f"got {type(wrong).__name__}"):
             function(wrong)
