@@ -1,4 +1,4 @@
-"""Example inputs, given or inferred from the first layer by running the network. Nothing is guessed in silence."""
+"""Example inputs, given or inferred from the first layer by running the network."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from torch import Tensor, nn
 
 from dsa_hw.errors import ModelError
 from dsa_hw.utils.inputs import as_tensors
+from dsa_hw.utils.modules import evaluating
 
 __all__ = ["example_for"]
 
 _log = logging.getLogger(__name__)
 
 _SIDES = (224, 32, 28, 64, 96, 128, 299, 256, 16, 8)
-# Networks for photographs halve the picture five times on the way to the last convolution; those for 32 x 32 at most
-# three times, and at 224 they would be timed at a size that nobody uses them at.
+# Networks for photographs halve the image five times before the last convolution, networks for 32 x 32 at most three
+# times. At 224 the latter would be measured at a size at which nobody uses them.
 _FEW_HALVINGS = 8
 
 
 def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
-    """``example_inputs`` as a tuple, or one made for the first layer of ``model``, logged as a warning."""
+    """Return example inputs as a tuple.
+
+    Args:
+        model: The network.
+        example_inputs: A tensor or several; None infers one from the first layer, with a warning that names its shape.
+
+    Raises:
+        ModelError: The shape cannot be inferred.
+    """
     if example_inputs is not None:
         return as_tensors(example_inputs)
     first = next(_layers(model), None)
@@ -34,8 +43,8 @@ def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]
     else:
         kind = "no layer with weights" if first is None else f"a {type(first).__name__} as its first layer"
         raise ModelError(
-            f"the shape of the input cannot be inferred: the network has {kind}. Give example_inputs=, a tensor or a "
-            "tuple of tensors as the network takes them"
+            f"Cannot infer the shape of the input: the network has {kind}. Set example_inputs to a tensor or a tuple "
+            "of tensors that the network accepts."
         )
     for shape in shapes:
         example = _made(model, shape)
@@ -46,12 +55,12 @@ def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]
             small = _made(model, (*shape[:2], 32, 32))
             example = small if _smallest_map(model, small) is not None else example
         _log.warning(
-            "no example_inputs: %s is assumed, from the first layer; give example_inputs= for another size",
+            "No example_inputs: assuming %s from the first layer. Set example_inputs for another size.",
             "x".join(map(str, example.shape)),
         )
         return (example,)
     tried = ", ".join("x".join(map(str, shape)) for shape in shapes)
-    raise ModelError(f"the network takes none of the inputs tried ({tried}); give example_inputs=")
+    raise ModelError(f"The network accepts none of the inputs tried ({tried}). Set example_inputs.")
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -67,7 +76,7 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
 
 
 def _smallest_map(model: nn.Module, example: Tensor) -> float | None:
-    """Run the network; the smallest side of a convolution's output (1 counts not), None where it does not run."""
+    """Return the smallest spatial size above 1 of any convolution output, or None if the forward pass fails."""
     sides = [float(example.shape[-1])]
 
     def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -75,16 +84,12 @@ def _smallest_map(model: nn.Module, example: Tensor) -> float | None:
             sides.append(float(output.shape[-1]))
 
     handles = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, nn.Conv2d)]
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             model(example)
     except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
         return None
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
     return min(sides)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dsa_hw.errors import TrainingError
-from dsa_hw.utils.modules import evaluating
+from dsa_hw.methods.synthetic import synthetic_inputs
+from dsa_hw.utils.modules import device_of, evaluating
 from dsa_hw.utils.text import first_line
 
 __all__ = ["AGREEMENT", "OUTPUT_ERROR", "UNKNOWN", "Quality", "quality_on_synthetic_inputs"]
@@ -64,15 +65,27 @@ class Quality:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any] | None) -> Quality | None:
-        """Read ``dataclasses.asdict`` of a quality, or None; ValueError or TypeError for anything else."""
+        """Read ``dataclasses.asdict`` of a quality, or None.
+
+        Raises:
+            ValueError: A value is out of range.
+            TypeError: A field is missing or unknown.
+        """
         return None if content is None else cls(**content)
 
 
 def quality_on_synthetic_inputs(dense: nn.Module, pruned: nn.Module, example_inputs: Any, seed: int) -> Quality:
-    """Compare two networks in evaluation mode, on other draws of the inputs that guide an allocation with ``seed``."""
-    from dsa_hw.methods.synthetic import synthetic_inputs
-    from dsa_hw.utils.modules import device_of
+    """Compare two networks in evaluation mode on synthetic inputs.
 
+    Args:
+        dense: The dense network.
+        pruned: The pruned network.
+        example_inputs: Inputs whose shapes the synthetic ones have.
+        seed: Seed of the allocation; its inputs are not drawn again.
+
+    Returns:
+        Arg-max agreement for outputs (N, C), the relative error for other outputs, or unknown with the reason.
+    """
     source = synthetic_inputs(example_inputs, _BATCH, seed + 1, device_of(dense))
     try:
         with torch.no_grad(), evaluating(dense), evaluating(pruned):
@@ -93,7 +106,7 @@ def quality_on_synthetic_inputs(dense: nn.Module, pruned: nn.Module, example_inp
 
 
 def _compared(wanted: Any, found: Any) -> tuple[Tensor, Tensor | None]:
-    """For one batch: squared difference and squared dense output (outputs, 2); arg-max of both (N, 2) for classes."""
+    """Return squared differences and dense outputs (outputs, 2) of a batch, and arg-max pairs (N, 2) of classes."""
     both = [(a.double(), b.double()) for a, b in zip(tree_leaves(wanted), tree_leaves(found), strict=True) if _real(a)]
     squares = torch.tensor(
         [[float((a - b).square().sum()), float(a.square().sum())] for a, b in both], dtype=torch.float64

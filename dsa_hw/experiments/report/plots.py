@@ -1,7 +1,7 @@
-"""The pictures of a comparison, in one style: few lines, and colours that colour-blind readers can tell apart.
+"""Figures of a comparison, in one style, with colours for colour-blind readers.
 
-Drawn for about 310 points of width, so that they can be read on a phone. In the page they are inline SVG whose colours
-are replaced by the page's own (``as_svg``), so that they follow a dark theme.
+They are drawn for a width of about 310 points, so that they can be read on a phone. In the page they are inline SVG
+with the colours of the page (``as_svg``), so that they follow a dark theme.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from budgets.budget import BUDGETS
+from dsa_hw.errors import DsaError
 from dsa_hw.experiments.report.findings import Findings
 from dsa_hw.profiles import Profile
 
@@ -78,7 +79,13 @@ def _figure(width: float = 4.3, height: float = 3.0) -> tuple[Figure, Axes]:
 
 
 def as_svg(figure: Figure, name: str, description: str) -> str:
-    """Inline SVG of a figure: no references, ids that are unique on a page, colours and font of the page."""
+    """Return a figure as inline SVG: no references, unique ids, colours and font of the page.
+
+    Args:
+        figure: The figure.
+        name: Prefix of the ids.
+        description: Text for screen readers.
+    """
     buffer = io.StringIO()
     with _style():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -102,7 +109,7 @@ def _marker(findings: Findings, method: str) -> str:
 
 
 def fronts(findings: Findings) -> Figure:
-    """Accuracy against measured latency: a line per kind of budget and method."""
+    """Draw accuracy against measured latency: a line for each kind of budget and method."""
     with _style():
         figure, axes = _figure()
         rows, dense = findings.rows, findings.dense
@@ -138,7 +145,7 @@ def fronts(findings: Findings) -> Figure:
 
 
 def _two_points_high(axes: Axes) -> None:
-    """Room about the data, and at least two points of accuracy: a single test image must not fill the picture."""
+    """Leave room around the data and show at least two points of accuracy, so that one test image does not fill it."""
     axes.margins(0.08, 0.12)
     low, high = axes.get_ylim()
     if high - low < 2:
@@ -156,7 +163,7 @@ def _legend_below(figure: Figure, axes: Axes, columns: int = 2) -> None:
 
 
 def keep_ratios(findings: Findings, a: str, b: str) -> Figure:
-    """Keep ratio of every channel group in networks ``a`` and ``b``, joined by a line."""
+    """Draw the keep ratio of every channel group in networks ``a`` and ``b``, joined by a line."""
     widths, sizes = findings.widths, findings.sizes
     names = list(widths.columns)
     first, second = (100 * widths.loc[id].to_numpy(float) / sizes for id in (a, b))
@@ -186,7 +193,7 @@ def keep_ratios(findings: Findings, a: str, b: str) -> Figure:
 
 
 def prediction(findings: Findings, confidence: float = 0.9) -> Figure:
-    """Predicted against measured latency with the calibrated bounds; the compared networks on top."""
+    """Draw predicted against measured latency with the calibrated bounds and the compared networks."""
     cost, rows = findings.cost, findings.rows
     if cost is None or cost.fitted is None:
         raise ValueError("there is no fitted cost model to draw")
@@ -241,9 +248,10 @@ def prediction(findings: Findings, confidence: float = 0.9) -> Figure:
 
 
 def saw_tooth(profile: Profile) -> tuple[Figure, str, float] | None:
-    """Time against channels of the swept group with the deepest teeth; its name and the largest excess off the grid.
+    """Draw time against channels of the group with the largest excess off the grid.
 
-    None where no sweep was made (``--grid N``).
+    Returns:
+        The figure, the group and its largest excess; None where the grid was not measured (``--grid N``).
     """
     evidence = pd.DataFrame(list(profile.grid_evidence))
     if evidence.empty:
@@ -281,7 +289,7 @@ def saw_tooth(profile: Profile) -> tuple[Figure, str, float] | None:
 
 
 def convergence(findings: Findings) -> Figure | None:
-    """Cost of each allocation against its limit, step by step, both over the dense cost; None without histories."""
+    """Draw cost and limit of each allocation by step, as shares of the dense cost; None without histories."""
     with _style():
         figure, axes = _figure()
         drawn = 0
@@ -296,7 +304,7 @@ def convergence(findings: Findings) -> Figure | None:
             colour = COLOURS[row["kind"]]
             label = f"{budget_title(row['kind'])} {row['asked']}" + (", equal latency" if row["matches"] else "")
             line = "--" if row["matches"] else "-"
-            # Thinner and thinner: the allocations often run on the same line.
+            # Later lines are thinner: allocations often coincide.
             width = max(3.2 - 0.9 * drawn, 1.2)
             axes.plot(history["step"], 100 * history["cost"], color=colour, lw=width, ls=line, label=label, zorder=3)
             axes.plot(history["step"], 100 * history["limit"], color=colour, lw=0.8, ls=":", zorder=2)
@@ -311,10 +319,12 @@ def convergence(findings: Findings) -> Figure | None:
 
 
 def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
-    """A sweep: accuracy against cost where accuracies are known, else what was asked against what came out.
+    """Draw a sweep: accuracy against cost, or requested against measured cost where accuracies are unknown.
 
-    ``rows`` has limit, measured, low, high and dense in ``unit`` (times in "s" are drawn in ms, all else as a share of
-    dense), and accuracy ([0, 1], NaN where there is no data).
+    Args:
+        rows: Columns limit, measured, low, high and dense in ``unit``, and accuracy in [0, 1], NaN without data.
+        kind: What is limited, in words.
+        unit: Times in "s" are drawn in ms, everything else as a share of the dense network.
     """
     scale = np.full(len(rows), 1e3) if unit == "s" else 100 / rows["dense"].to_numpy(float)
     title = f"measured {kind} [ms]" if unit == "s" else f"{kind} [% of dense]"
@@ -325,7 +335,7 @@ def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
         y = 100 * rows["accuracy"].to_numpy(float) if known else asked
         error = np.maximum([x - low, high - x], 0)
         axes.errorbar(x, y, xerr=error, color=COLOURS["latency"], marker="o", ms=5, elinewidth=0.8)
-        axes.set(xlabel=title, ylabel="test accuracy [%]" if known else title.replace("measured", "asked"))
+        axes.set(xlabel=title, ylabel="test accuracy [%]" if known else title.replace("measured", "requested"))
         if known:
             _two_points_high(axes)
         else:
@@ -336,14 +346,16 @@ def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
 
 
 def save(figure: Figure, path: Any) -> None:
-    """Write a figure to a file on white; raises ``DsaError`` where that cannot be."""
-    from dsa_hw.errors import DsaError
+    """Write a figure to a file, on white.
 
+    Raises:
+        DsaError: The file cannot be written.
+    """
     try:
         with _style():
             figure.savefig(path, dpi=150, facecolor="white")
     except (OSError, ValueError) as error:
-        raise DsaError(f"cannot draw {path}: {error}") from error
+        raise DsaError(f"Cannot draw {path}: {error}.") from error
 
 
 def _short(name: str, length: int = 24) -> str:

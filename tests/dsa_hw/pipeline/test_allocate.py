@@ -227,7 +227,7 @@ def test_the_example_input_comes_from_the_first_layer(net: Net, caplog: pytest.L
 
     with caplog.at_level(logging.WARNING):
         assert example_for(torchvision.models.resnet18())[0].shape == (1, 3, 224, 224)
-    assert "1x3x224x224 is assumed" in caplog.text
+    assert "assuming 1x3x224x224" in caplog.text
     assert example_for(net)[0].shape == (1, 3, 32, 32), "halves the picture once: not a network for photographs"
     assert example_for(nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2)))[0].shape == (1, 20)
     fixed = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 28 * 28, 10))
