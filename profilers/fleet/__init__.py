@@ -1,4 +1,7 @@
-"""Measure on many boards at once, as workers of Dask distributed (docs/guide/fleets.md)."""
+"""Measure on many boards at once, as workers of Dask distributed.
+
+See docs/guide/fleets.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A type of board as a target, and the bench that distributes networks to its boards.
+"""A type of board as a target, and the bench of its boards.
 
 The profiling job is the same as on one device; only loading and measuring differ. Loading a network keeps its ONNX
 file. Measuring divides the networks into batches, each of which is measured by one idle board.
@@ -81,7 +81,10 @@ class _Batch:
 
 
 class FleetBench(Bench):
-    """A bench that measures on all boards of a type; its reference is their lowest control."""
+    """A bench that measures on all boards of a type.
+
+    Its reference is their lowest control.
+    """
 
     def __init__(self, target: FleetTarget, **options: Any) -> None:
         options = {
@@ -95,7 +98,10 @@ class FleetBench(Bench):
         self._batches = 0
 
     def calibrate(self, seconds: float = 0.5) -> Reference:
-        """Return the lowest control of the boards, which they ran when they were described."""
+        """Return the lowest control of the boards.
+
+        They ran it when they were described.
+        """
         lowest = min(
             (float(b.about["control"]) for b in self.board_type.members.values()), default=self.board_type.control
         )
@@ -125,7 +131,10 @@ class FleetBench(Bench):
         on_visit: Callable[[str, Samples, Measurement], None] | None = None,
         rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
-        """Measure as `Bench.measure_once`; ``on_visit`` gets all runs of a network that one board made."""
+        """Measure as `Bench.measure_once`.
+
+        ``on_visit`` gets all runs of a network that one board made.
+        """
         rules = rules or self.rules
         parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
         hidden = dict.fromkeys(networks, 0.0)
@@ -265,7 +274,10 @@ class FleetTarget(Target):
         self.remote_device = _FleetDevice(board_type)
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
-        """Keep the ONNX file for a board. Outputs are computed on this computer, if ONNX Runtime is installed."""
+        """Keep the ONNX file for a board.
+
+        Outputs are computed on this computer, if ONNX Runtime is installed.
+        """
         outputs = None
         if find_spec("onnxruntime"):
             here = resolve("onnxruntime/cpu", precision=self.precision)

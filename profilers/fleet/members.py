@@ -30,7 +30,10 @@ _MARK = "fleet control"  # in the environment of a type: the control of its firs
 
 @dataclass(frozen=True)
 class FleetMember:
-    """A worker of the fleet with one of its resources; ``about`` is the description that it returned."""
+    """A worker of the fleet with one of its resources.
+
+    ``about`` is the description that it returned.
+    """
 
     address: str
     resource: str
@@ -43,7 +46,10 @@ class FleetMember:
 
 @dataclass(eq=False)
 class BoardType:
-    """Boards that measure alike. ``environment`` has the control (s) of its first board, which identifies the type."""
+    """Boards that measure alike.
+
+    ``environment`` has the control (s) of its first board, which identifies the type.
+    """
 
     environment: dict[str, str]
     control: float
@@ -67,7 +73,9 @@ def controls_agree(a: float, b: float, tolerance: float) -> bool:
 def group_by_type(
     members: Sequence[FleetMember], environments_known: Sequence[Mapping[str, str]], tolerance: float
 ) -> list[BoardType]:
-    """Group members by type; types of an earlier run (environments of the store) are continued.
+    """Group members by type.
+
+    Types of an earlier run (environments of the store) are continued.
 
     Args:
         members: The members, with their descriptions.
@@ -113,7 +121,9 @@ def _unmarked(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Fleet:
-    """The workers of a scheduler that declare a resource. Safe to use from several threads.
+    """The workers of a scheduler that declare a resource.
+
+    It may be used from several threads.
 
     Args:
         client: A Dask client.

@@ -28,7 +28,10 @@ _ARRAYS = ("values", "visit", "before", "after", "wait")
 
 
 class InMemoryReferences(ReferenceFile):
-    """References of this job only: a board must not store references of other boards of its type."""
+    """References of this job only.
+
+    A board must not store references of other boards of its type.
+    """
 
     def __init__(self, references: Mapping[str, float] | None = None) -> None:
         day = time.strftime("%Y-%m-%d")
@@ -43,7 +46,9 @@ class InMemoryReferences(ReferenceFile):
 
 
 def describe(target: str, precision: str, threads: int, seconds: float, reset: bool) -> dict[str, Any]:
-    """Run the control and describe this board: environment, control (s), title and properties of its target.
+    """Run the control and describe this board.
+
+    Returns environment, control (s), title and properties of its target.
 
     Args:
         target: The target, as `profilers.targets.resolve` takes it.

@@ -196,7 +196,10 @@ class _Listeners:
 
 @contextlib.contextmanager
 def connected(fleet: str) -> Iterator[Any]:
-    """Connect to a scheduler; yields a Dask client. Certificates of ``tls://`` are in Dask's configuration."""
+    """Connect to a scheduler; yields a Dask client.
+
+    Certificates of ``tls://`` are in Dask's configuration.
+    """
     check_address(fleet)
     try:
         import dask

@@ -1,4 +1,7 @@
-"""The functions that Dask calls. Dask's scheduler imports this module too, so that it must not import torch."""
+"""The functions that Dask calls.
+
+Dask's scheduler imports this module too, so that it must not import torch.
+"""
 
 from __future__ import annotations
 

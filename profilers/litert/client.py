@@ -1,8 +1,8 @@
-"""Call LiteRT and Vela in an environment of their own, since their packages conflict with those of dsa_hw.
+"""Call LiteRT and Vela in an environment of their own.
 
-``dsa-hw setup ethos-u`` creates the environment in the user's cache folder. A `Worker` is one process in it. Requests
-and answers are JSON lines on its standard input and output; arrays and networks are files in a temporary folder.
-Nothing is pickled.
+Their packages conflict with those of dsa_hw. ``dsa-hw setup ethos-u`` creates the environment in the user's cache
+folder. A `Worker` is one process in it. Requests and answers are JSON lines on its standard input and output; arrays
+and networks are files in a temporary folder. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """One process in the environment; the first request starts it, and it ends with this object."""
+    """One process in the environment.
+
+    The first request starts it, and it ends with this object.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dsa-hw-", ignore_cleanup_errors=True)

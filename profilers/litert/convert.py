@@ -1,4 +1,7 @@
-"""Convert networks to LiteRT files through the worker: once, then narrowed for every configuration."""
+"""Convert networks to LiteRT files through the worker.
+
+A network is converted once, then narrowed for every configuration.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ class ConvertedNetwork:
         weakref.finalize(self, _forget, worker, self._file.name)
 
     def make(self, kept: Sequence[Ints]) -> TfliteFile:
-        """Return the LiteRT file of the configuration that keeps ``kept``; `ProfileError` if it cannot be narrowed."""
+        """Return the LiteRT file of the configuration that keeps ``kept``.
+
+        `ProfileError` if it cannot be narrowed.
+        """
         if self._reason:
             raise ProfileError(f"Cannot narrow the converted network: {self._reason}.")
         mask = self.groups.flat_mask(kept)
@@ -123,7 +129,10 @@ def _forget(worker: Worker, name: str) -> None:
 
 @contextlib.contextmanager
 def arrays_of(worker: Worker, inputs: tuple[Any, ...]) -> Iterator[list[str]]:
-    """Save inputs as .npy files in the worker's folder, channel-first, for the body; yields their names."""
+    """Save inputs as .npy files for the body, and yield their names.
+
+    The files are in the worker's folder, channel-first.
+    """
     paths = [worker.path(".npy") for _ in inputs]
     try:
         for path, x in zip(paths, inputs, strict=True):

@@ -72,13 +72,19 @@ class ConfigurationBuilder:
         self.size = sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
 
     def for_target(self, target: Target) -> ConfigurationBuilder:
-        """Return a builder for another target that takes the same artefacts, without another export."""
+        """Return a builder for another target with the same artefacts.
+
+        Nothing is exported again.
+        """
         other = copy.copy(self)
         other.target = target
         return other
 
     def kept(self, widths: Sequence[int]) -> list[Ints]:
-        """Return the channels that a configuration keeps: the first ones, since the choice does not affect its time."""
+        """Return the first channels of every group.
+
+        Which channels are kept does not affect the time.
+        """
         return [np.arange(w, dtype=np.int64) for w in self.groups.check_widths(np.asarray(widths))]
 
     def artefact(self, kept: Sequence[Ints]) -> Any:
@@ -98,9 +104,9 @@ class ConfigurationBuilder:
         return self.target.load(self.artefact(self.kept(widths)), self.inputs)
 
     def check(self, seed: int = 0, rounds: int = 2) -> float | None:
-        """Compare outputs of narrowed graphs and of shrunk networks, for random kept channels.
+        """Compare outputs of narrowed graphs and of shrunk networks.
 
-        A difference above rounding ends narrowing, with a warning.
+        The kept channels are random. A difference above rounding ends narrowing, with a warning.
 
         Returns:
             The largest relative difference; None where nothing is narrowed or the target gives no outputs.

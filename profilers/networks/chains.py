@@ -68,7 +68,7 @@ def input_of(chain: Sequence[Layer], batch: int = 1, precision: str = "fp32") ->
 
 
 def artefact_of(chain: Sequence[Layer], target: Target, batch: int = 1) -> Any:
-    """Return ``chain``, with a ReLU after each layer, in the form that ``target`` loads."""
+    """Return ``chain``, with ReLUs, in the form that ``target`` loads."""
     return _onnx(chain, target.precision, batch) if target.artefact == "onnx" else _module(chain, target.precision)
 
 

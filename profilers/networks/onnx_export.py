@@ -1,4 +1,4 @@
-"""Export an ``nn.Module`` to ONNX as for deployment: evaluation mode, optimised, one file."""
+"""Export an ``nn.Module`` to one optimised ONNX file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ONE = threading.Lock()  # the exporter, and what `_silence` changes, are proces
 
 
 def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return ``model`` and ``inputs`` in "fp32" or "fp16"; the originals do not change."""
+    """Return copies of ``model`` and ``inputs`` in "fp32" or "fp16"."""
     if precision == "fp32":
         return model, inputs
     half = tuple(x.half() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
@@ -32,11 +32,12 @@ def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> t
 
 
 def generic(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Return a copy of ``model`` in evaluation mode whose parameters and buffers are not constant.
+    """Return a copy of ``model`` in which no parameter or buffer is constant.
 
-    An untrained network has biases of 0, scales of 1 and running means of 0. Exporters remove such values (a
-    convolution loses its bias) and merge equal tensors, so that the network that is timed would not be the one that is
-    deployed. Constant tensors get small random values; all other tensors, and so trained networks, do not change.
+    The copy is in evaluation mode. An untrained network has biases of 0, scales of 1 and running means of 0. Exporters
+    remove such values (a convolution loses its bias) and merge equal tensors, so that the network that is timed would
+    not be the one that is deployed. Constant tensors get small random values; all other tensors, and so trained
+    networks, do not change.
     """
     other = copy.deepcopy(model).eval()
     source = torch.Generator().manual_seed(seed)
@@ -48,7 +49,10 @@ def generic(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def export(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """Return the optimised ONNX graph (``onnx.ModelProto``) of ``model`` in evaluation mode, with its weights."""
+    """Return the ONNX graph of ``model`` in evaluation mode, with its weights.
+
+    The graph is an optimised ``onnx.ModelProto``.
+    """
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

@@ -1,1 +1,1 @@
-"""Measure on other devices: the agent that runs there, the connection to it, and its failures."""
+"""Measure on other devices, through an agent that runs there."""

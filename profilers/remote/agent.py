@@ -1,9 +1,9 @@
-"""The agent that measures on a board: one file that is sent there over ssh and run.
+"""The agent that measures on a board, in one file.
 
-It needs Python 3.8 or later, numpy and onnxruntime, and imports nothing else of dsa_hw. Nothing is installed. The agent
-is one process that reads requests from standard input and answers on standard output. It ends when its input ends, when
-no request comes for a while, or when a request exceeds its time limit (an alarm of the kernel, which also ends a
-runtime that hangs).
+The file is sent to the board over ssh and run there. It needs Python 3.8 or later, numpy and onnxruntime, and imports
+nothing else of dsa_hw. Nothing is installed. The agent is one process that reads requests from standard input and
+answers on standard output. It ends when its input ends, when no request comes for a while, or when a request exceeds
+its time limit (an alarm of the kernel, which also ends a runtime that hangs).
 
 A frame is two lengths (header, payload; big-endian, 4 bytes each), a JSON object, and raw bytes. Nothing is pickled.
 Artefacts are kept in a folder of the user under their SHA-256, from which alone file names are made. An artefact is

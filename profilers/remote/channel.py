@@ -1,4 +1,4 @@
-"""The local process that is connected to an agent: start, exchange of frames, end, and why it ended."""
+"""The local process that is connected to an agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _GREETING_LIMIT = 2**16  # bytes that a login script may print before the agent 
 
 
 class LostError(Exception):
-    """The process ended or does not answer: exit status (None: no answer) and the end of its standard error."""
+    """The process ended or does not answer.
+
+    It has the exit status (None: no answer) and the end of its standard error.
+    """
 
     def __init__(self, status: int | None, text: str) -> None:
         super().__init__(f"exit status {status}: {text}")
@@ -45,7 +48,10 @@ class RefusedError(Exception):
 
 
 class Channel:
-    """A running ``command`` that is connected to an agent, which must start within ``limit`` seconds."""
+    """A running ``command`` that is connected to an agent.
+
+    The agent must start within ``limit`` seconds.
+    """
 
     def __init__(self, command: Sequence[str], limit: float) -> None:
         # In a session of its own, so that Ctrl-C reaches only us and we close the connection properly.

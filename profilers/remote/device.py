@@ -129,7 +129,7 @@ class AgentDevice:
         return {k: float(found[k]) for k in names if isinstance(found.get(k), (int, float))}
 
     def busiest_process(self) -> str | None:
-        """Describe the process of the board that uses most processor time; None if there is none."""
+        """Describe the busiest process of the board; None if there is none."""
         return one_line(self._ask({"op": "state", "busiest": True})[0].get("busiest", "")) or None
 
     # Networks ---------------------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ class AgentDevice:
         return loaded
 
     def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """Run (network, runs) back to back on the board; return seconds and processor wait of each step."""
+        """Run (network, runs) back to back on the board."""
         return self._sequence([(self._networks[loaded], runs) for loaded, runs in steps])
 
     def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """Run the control back to back; return start, wait and length of each run, shape (n, 3)."""
+        """Run the control back to back on the board."""
         network = self._networks[control]
         header = {"op": "scan", "network": network.handle, "seconds": seconds, "least": least}
         _, data = self._ask(header, needs=(network,), limit=_LOAD)

@@ -40,7 +40,7 @@ class RemoteDevice(Protocol):
         ...
 
     def busiest_process(self) -> str | None:
-        """Describe the process of the device that uses most processor time; None if there is none."""
+        """Describe the busiest process of the device; None if there is none."""
         ...
 
     def state(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""A phone over adb: ``adb:SERIAL?runtime=litert&binary=PATH``, timed on the phone by LiteRT's ``benchmark_model``.
+"""A phone over adb, timed on the phone by LiteRT's ``benchmark_model``.
 
-Written after the documentation and tested with a fake adb executable, never on a phone; the environment of every
-measurement says so. ``benchmark_model`` reports means, so that one call of it gives one time: a visit is three calls
-(control, network, control), each a mean over its runs.
+The address is ``adb:SERIAL?runtime=litert&binary=PATH``. Written after the documentation and tested with a fake adb
+executable, never on a phone; the environment of every measurement says so. ``benchmark_model`` reports means, so that
+one call of it gives one time: a visit is three calls (control, network, control), each a mean over its runs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class Adb(Target):
             versions()  # raises an error if the environment of the converter does not exist
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Push a network (a module, or the bytes of a .tflite file) under its hash, unless the phone has it."""
+        """Push a network under its hash, unless the phone has it.
+
+        The network is a module or the bytes of a .tflite file.
+        """
         if not isinstance(artefact, bytes):
             artefact = to_bytes(artefact, inputs) if self.convert is None else self.convert(artefact, inputs)
         name = hashlib.sha256(artefact).hexdigest()
@@ -120,7 +123,10 @@ class Adb(Target):
         return loaded
 
     def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """Return one mean per step; a step before another of the same network is its warm-up and has no time."""
+        """Return one mean per step.
+
+        A step before another of the same network is its warm-up and has no time.
+        """
         calls, found, warm = [], [], 0
         for i, (loaded, runs) in enumerate(steps):
             if i + 1 < len(steps) and steps[i + 1][0] is loaded:
@@ -135,7 +141,10 @@ class Adb(Target):
         return found
 
     def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """Make ``least`` calls of one run each; starts exclude the time to start processes."""
+        """Make ``least`` calls of one run each.
+
+        Starts exclude the time to start processes.
+        """
         rows = np.concatenate(self._benchmark([(self._files[control], _WARM, 1)] * least))
         return np.stack([np.concatenate([[0.0], np.cumsum(rows)[:-1]]), np.zeros(least), rows], axis=1)
 

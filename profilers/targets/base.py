@@ -1,4 +1,4 @@
-"""What a target is: it loads a network and measures or computes the time of each run.
+"""Targets: they load a network and give the time of each run.
 
 A new target is a class with one method. `load` gets an artefact (an ``nn.Module`` or the bytes of an ONNX file,
 as the class attribute ``artefact`` says) and the inputs. It returns a `Loaded` around a function that does one
@@ -50,7 +50,9 @@ _T = TypeVar("_T", bound="type[Target]")
 
 
 class Target(ABC):
-    """A runtime on a device. Subclasses set ``artefact`` and implement `load`; everything else has a default.
+    """A runtime on a device.
+
+    Subclasses set ``artefact`` and implement `load`; everything else has a default.
 
     Attributes:
         runtime: The name under which the class is registered.
@@ -84,15 +86,24 @@ class Target(ABC):
         """Raise `MissingDependencyError` if the runtime or the device is not available."""
 
     def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> Any:
-        """Return an object whose ``make(kept)`` builds artefacts faster than shrinking does, or None."""
+        """Return an object whose ``make(kept)`` builds artefacts, or None.
+
+        It is faster than shrinking the network.
+        """
         return None
 
     def known_grid(self) -> int | None:
-        """Return the multiple of channels at which this target is efficient; None to find it with a sweep."""
+        """Return the multiple of channels at which this target is efficient.
+
+        None: find it with a sweep.
+        """
         return None
 
     def describe(self) -> dict[str, str]:
-        """Return the versions and options that affect times; part of the environment of every measurement."""
+        """Return the versions and options that affect times.
+
+        They are part of the environment of every measurement.
+        """
         return {}
 
     @contextlib.contextmanager
@@ -102,12 +113,18 @@ class Target(ABC):
 
     @property
     def name(self) -> str:
-        """``runtime/device``, as `resolve` takes it; the device alone where it has a target of its own."""
+        """``runtime/device``, as `resolve` takes it.
+
+        Only the device where it has a target of its own.
+        """
         return self.device if _owner(self.device) else f"{self.runtime}/{self.device}"
 
     @property
     def title(self) -> str:
-        """Runtime, device, precision and threads; measurements of different titles are never mixed."""
+        """Runtime, device, precision and threads.
+
+        Measurements of different titles are never mixed.
+        """
         threads = f" x{self.threads}" if self.device == "cpu" else ""
         return f"{self.name} {self.precision}{threads}"
 
@@ -174,7 +191,7 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
 
 
 def from_title(title: str) -> Target:
-    """Return a checked target from a title that was read from a file: runtimes and devices of this computer only.
+    """Return a checked target of this computer from a title in a file.
 
     A title that names a host, a phone, a file or a configuration is refused before anything is opened or connected:
     a file must not choose these. The user can, with `resolve`.

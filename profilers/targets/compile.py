@@ -18,7 +18,7 @@ __all__ = ["Compile"]
 
 @register("compile")
 class Compile(Torch):
-    """A module compiled by ``torch.compile`` when it is loaded, outside the timed runs."""
+    """A module compiled by ``torch.compile`` when it is loaded."""
 
     slow_to_load = True
 

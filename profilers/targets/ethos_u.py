@@ -1,7 +1,8 @@
-"""Arm Ethos-U NPUs, estimated by Arm's compiler Vela: torch -> LiteRT -> int8 -> cycles.
+"""Arm Ethos-U NPUs, estimated by Arm's compiler Vela.
 
-``--device ethos-u55-128`` (or another accelerator of Vela) stands for Vela's default system. To select another, write
-``--device "ethos-u55-128?system=Ethos_U55_Deep_Embedded&memory=Sram_Only"``, with ``&config=FILE.ini`` from your file.
+A network is converted to LiteRT, quantised to int8 and compiled. ``--device ethos-u55-128`` (or another accelerator of
+Vela) stands for Vela's default system. To select another, append ``?system=Ethos_U55_Deep_Embedded&memory=Sram_Only``,
+and ``&config=FILE.ini`` if it is described in your own file.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class EthosU(Target):
         return f"{self.accelerator} int8 {self.system} {self.memory}"
 
     def describe(self) -> dict[str, str]:
-        """Return the versions of all tools, and the system; a configuration file of the user by its hash."""
+        """Return the versions of all tools, and the system.
+
+        A configuration file of the user is given by its hash.
+        """
         known = self._known()
         config = self.config
         if config != _CONFIG:
@@ -83,11 +87,17 @@ class EthosU(Target):
         }
 
     def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> ConvertedNetwork:
-        """Convert the network once; configurations are made by narrowing that file, then quantised."""
+        """Convert the network once; configurations narrow that file.
+
+        Each configuration is then quantised.
+        """
         return ConvertedNetwork(self.worker, model, groups, inputs)
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Quantise a float LiteRT file, or a module, which is converted first (many seconds), and run Vela."""
+        """Quantise a float LiteRT file and run Vela.
+
+        A module is converted first, which takes many seconds.
+        """
         file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
         found = self.estimate(file, inputs)
 
@@ -122,7 +132,10 @@ class EthosU(Target):
         return found
 
     def known_grid(self) -> int | None:
-        """Return 16 for a U85 and 8 for the others: cycles jump after these multiples (docs/guide/ethos-u.md)."""
+        """Return 16 for a U85 and 8 for the others.
+
+        Cycles jump after these multiples (docs/guide/ethos-u.md).
+        """
         return 16 if "-u85-" in self.accelerator else 8
 
 

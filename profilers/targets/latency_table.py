@@ -1,9 +1,10 @@
-"""Look-up tables of operation latencies, such as those of HALP, of NetAdapt or of a measured board.
+"""Look-up tables of operation latencies.
 
-A row is one operation: spatial input size, kernel, stride, groups, input and output channels, and its latency. Columns
-are found by their usual names (``_COLUMNS``); the name of the latency column gives its unit. Rows are grouped into
-*kinds* by the column ``kind`` (or ``table``), otherwise by their geometry. Some tables only name their kinds (NetAdapt:
-one table per layer); then a mapping of kinds to layer names is needed.
+Examples are those of HALP and NetAdapt, or of a measured board. A row is one operation: spatial input size, kernel,
+stride, groups, input and output channels, and its latency. Columns are found by their usual names (``_COLUMNS``); the
+name of the latency column gives its unit. Rows are grouped into *kinds* by the column ``kind`` (or ``table``),
+otherwise by their geometry. Some tables only name their kinds (NetAdapt: one table per layer); then a mapping of kinds
+to layer names is needed.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class OperationKind:
         return self.geometry == ("linear",) and self.outs == [1]
 
     def within(self, layer: Layer) -> bool:
-        """Return whether the channels are between the smallest and the largest of the table."""
+        """Return whether the channels are within the range of the table."""
         outputs = 1 if self.any_outputs else layer.outputs
         return self.ins[0] <= layer.inputs <= self.ins[-1] and self.outs[0] <= outputs <= self.outs[-1]
 
@@ -102,7 +103,10 @@ def _around(values: Sequence[int], x: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class LatencyTable:
-    """All kinds of one file. ``layers`` maps kinds to patterns of layer names (as in ``fnmatch``), if given."""
+    """All kinds of one file.
+
+    ``layers`` maps kinds to patterns of layer names (as in ``fnmatch``), if given.
+    """
 
     path: Path
     kinds: Mapping[str, OperationKind]
@@ -131,7 +135,7 @@ class LatencyTable:
 
     @property
     def step(self) -> int:
-        """The most frequent difference between neighbouring output channels; the grid of the table."""
+        """The most frequent difference between output channels."""
         steps = [int(d) for k in self.kinds.values() for d in np.diff(k.outs)]
         return Tally(steps).most_common(1)[0][0] if steps else 1
 

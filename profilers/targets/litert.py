@@ -49,7 +49,10 @@ class LiteRT(Target):
         return ConvertedNetwork(self.worker, model, groups, inputs)
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Load a LiteRT file in the worker, or a module, which is converted first (many seconds)."""
+        """Load a LiteRT file in the worker.
+
+        A module is converted first, which takes many seconds.
+        """
         file = artefact if isinstance(artefact, TfliteFile) else convert(self.worker, artefact, inputs)[0]
         with arrays_of(self.worker, inputs) as arrays:
             self.worker.ask("load", model=file.name, inputs=arrays, threads=self.threads)

@@ -53,7 +53,10 @@ class OnnxRuntime(Target):
             raise MissingDependencyError("ONNX Runtime has no Metal provider. Use --runtime torch with --device mps.")
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
-        """Create a session from the bytes of an ONNX file; inputs are bound in the order of the graph."""
+        """Create a session from the bytes of an ONNX file.
+
+        Inputs are bound in the order of the graph.
+        """
         session = self._session(artefact)
         arrays = [x.cpu().numpy() for x in inputs]
         names = [x.name for x in session.get_inputs()]

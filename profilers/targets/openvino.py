@@ -26,7 +26,10 @@ def _module() -> Any:
 
 @register("openvino")
 class OpenVino(Target):
-    """An ONNX file run by synchronous infer requests, with the latency hint and one stream."""
+    """An ONNX file run by synchronous infer requests.
+
+    Options: the latency hint, one stream.
+    """
 
     artefact = "onnx"
 
@@ -60,7 +63,10 @@ class OpenVino(Target):
         return request
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
-        """Compile the bytes of an ONNX file; inputs are set once, so one run is one ``infer``."""
+        """Compile the bytes of an ONNX file.
+
+        Inputs are set once, so that one run is one ``infer``.
+        """
         request = self._request(artefact, inputs)
 
         def outputs() -> list[NDArray[Any]]:

@@ -1,7 +1,8 @@
-"""A board over ssh: ``ssh://[user@]host[:port][?runtime=onnxruntime&python=PATH&...]``. Timed on the board.
+"""A board over ssh, timed on the board.
 
-The connection uses the system's ssh client, and so the user's configuration, keys, agents and jump hosts. Host keys
-are always checked. See docs/guide/boards.md.
+The address is ``ssh://[user@]host[:port][?runtime=onnxruntime&python=PATH&...]``. The connection uses the system's ssh
+client, and so the user's configuration, keys, agents and jump hosts. Host keys are always checked. See
+docs/guide/boards.md.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse a URL; the environment variable DSA_HW_SSH_CONFIG is the default of ``config``."""
+        """Parse a URL.
+
+        The environment variable DSA_HW_SSH_CONFIG is the default of ``config``.
+        """
         try:
             parts = urlsplit(text)
             port, user, host = parts.port, parts.username or "", parts.hostname or ""
@@ -118,7 +122,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The address with all options that differ from their defaults, as `parse` takes it."""
+        """The address with all options that are not defaults."""
         given = {"device": self.device, "python": self.python, "cache": self.cache, "config": self.config}
         given |= {"patience": f"{self.patience:g}", "room": str(self.room)}
         unusual = {k: v for k, v in given.items() if v != _PARAMETERS[k]}
@@ -192,7 +196,10 @@ def _close() -> None:
 
 @register("ssh")
 class Ssh(Target):
-    """ONNX Runtime on a board, run by an agent there. The environment of a measurement is the board's."""
+    """ONNX Runtime on a board, run by an agent there.
+
+    The environment of a measurement is the board's.
+    """
 
     artefact = "onnx"
 

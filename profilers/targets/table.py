@@ -1,8 +1,9 @@
-"""A look-up table of operation latencies as a device: ``table:pi3.csv``, ``table:pi3.csv.gz?outside=interpolate``.
+"""A look-up table of operation latencies as a device.
 
-The time of a network is the sum of the table's entries for its convolutions and linear layers. Operations without
-weights (activations, normalisation, additions, pooling) are assumed to be part of these entries, since tables measure
-an operation with what is fused to it. Nothing is run; certificates say that the time is an estimate from the table.
+The device is ``table:pi3.csv`` or ``table:pi3.csv.gz?outside=interpolate``. The time of a network is the sum of the
+table's entries for its convolutions and linear layers. Operations without weights (activations, normalisation,
+additions, pooling) are assumed to be part of these entries, since tables measure an operation with what is fused to it.
+Nothing is run; certificates say that the time is an estimate from the table.
 
 Options: ``outside=refuse`` (default) or ``outside=interpolate`` selects what happens at channel counts between those of
 the table; channel counts beyond its range are always an error. ``layers=FILE.json`` maps kinds of the table to patterns
@@ -89,7 +90,9 @@ class TableTarget(Target):
 
 
 def called_layers(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[str, Layer]]:
-    """Return (name, layer) of the convolutions and linear layers that one forward pass calls, in order.
+    """Return the convolutions and linear layers of one forward pass.
+
+    The result has (name, layer) in the order of the calls.
 
     Raises:
         ProfileError: Other operations of the network multiply too; a table would silently omit them.

@@ -37,7 +37,10 @@ def _module() -> Any:
 
 @register("tensorrt")
 class TensorRT(Target):
-    """An ONNX file built into an engine and timed with CUDA events on its own stream, optionally as a CUDA graph."""
+    """An ONNX file built into an engine and timed with CUDA events.
+
+    Runs use a stream of their own, optionally as a CUDA graph.
+    """
 
     artefact = "onnx"
     slow_to_load = True
@@ -50,7 +53,10 @@ class TensorRT(Target):
         self._timing_cache: bytes = b""
 
     def check(self) -> None:
-        """Check GPU, version and, in a subprocess because it crashes without a GPU, the start of TensorRT."""
+        """Check the GPU, the version, and that TensorRT starts.
+
+        It is started in a subprocess, which crashes without a GPU.
+        """
         trt = _module()
         if not self.device.startswith("cuda") or not torch.cuda.is_available():
             raise MissingDependencyError(
@@ -68,7 +74,7 @@ class TensorRT(Target):
             )
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
-        """Build the engine, bind inputs and outputs on the device, and time runs between CUDA events."""
+        """Build the engine and bind inputs and outputs on the device."""
         trt = _module()
         device = torch.device(self.device)
         with torch.cuda.device(device):
@@ -95,7 +101,10 @@ class TensorRT(Target):
         return Loaded(once, clock=cuda_clock(once, device, stream), outputs=outputs)
 
     def describe(self) -> dict[str, str]:
-        """Return version, device and builder settings, which are equal for TensorRT 10 and 11."""
+        """Return version, device and builder settings.
+
+        The settings are equal for TensorRT 10 and 11.
+        """
         properties = torch.cuda.get_device_properties(torch.device(self.device))
         return {
             "tensorrt": _module().__version__,

@@ -19,10 +19,11 @@ __all__ = ["Torch", "cuda_clock"]
 
 
 def cuda_clock(once: Callable[[], object], device: torch.device, stream: Any = None) -> Callable[[int], Floats]:
-    """Return a clock made of CUDA events: n runs between n + 1 events of one stream, synchronised once at the end.
+    """Return a clock made of CUDA events.
 
-    Launches are queued ahead, so that each interval is the time of the device. It includes waits for a host that
-    cannot launch fast enough, as in deployment.
+    It times n runs between n + 1 events of one stream and synchronises once at the end. Launches are queued ahead, so
+    that each interval is the time of the device. It includes waits for a host that cannot launch fast enough, as in
+    deployment.
     """
 
     def clock(n: int) -> Floats:

@@ -1,1 +1,4 @@
-"""Scripts that run in an environment of their own (`profilers.litert.client`); they import nothing else of dsa_hw."""
+"""Scripts that run in an environment of their own.
+
+They import nothing else of dsa_hw; see `profilers.litert.client`.
+"""

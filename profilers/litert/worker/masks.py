@@ -22,10 +22,11 @@ class CannotNarrowError(Exception):
 
 
 def reshaped(axes: NarrowedAxes, old: tuple[int, ...], new: tuple[int, ...]) -> NarrowedAxes | None:
-    """Return the narrowed axes after a reshape, or None where the kept elements are no longer a box.
+    """Return the narrowed axes after a reshape.
 
-    The kept elements are marked in an array of the old shape. After the reshape, each new axis keeps the indices that
-    have a marked element. The marked elements are a box exactly if their number is the product of the kept lengths.
+    None where the kept elements are no longer a box. The kept elements are marked in an array of the old shape. After
+    the reshape, each new axis keeps the indices that have a marked element. The marked elements are a box exactly if
+    their number is the product of the kept lengths.
 
     Args:
         axes: The narrowed axes of the tensor before the reshape.

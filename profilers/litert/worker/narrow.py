@@ -1,4 +1,4 @@
-"""Make any configuration of a network from one converted LiteRT file, by narrowing the flatbuffer itself.
+"""Make configurations by narrowing one converted LiteRT file.
 
 Converting a network takes ten seconds and more; rewriting its file takes milliseconds. `TfliteTemplate` takes the file
 as the object tree that the flatbuffer compiler generates (``ModelT``). Weights are recognised by their content, since

@@ -1,4 +1,7 @@
-"""What each LiteRT operator does to narrowed axes: one small registered function each. Images are NHWC."""
+"""Rules for LiteRT operators: how each changes narrowed axes.
+
+Images are NHWC.
+"""
 
 from __future__ import annotations
 

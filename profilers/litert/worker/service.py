@@ -1,8 +1,9 @@
-"""The worker process: converts, narrows, quantises, estimates and times LiteRT files on request.
+"""The worker process, which answers requests about LiteRT files.
 
-Runs in the environment that ``dsa-hw setup ethos-u`` creates, started by `profilers.litert.client.Worker`. Requests and
-answers are JSON objects, one per line. Arrays and networks are files (.npy, .pt2, .tflite) in the folder given on the
-command line. Output of the libraries goes to standard error.
+It converts, narrows, quantises, estimates and times them. Runs in the environment that ``dsa-hw setup ethos-u``
+creates, started by `profilers.litert.client.Worker`. Requests and answers are JSON objects, one per line. Arrays and
+networks are files (.npy, .pt2, .tflite) in the folder given on the command line. Output of the libraries goes to
+standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Run Vela on an int8 LiteRT file and read its estimate of cycles and memory. Standard library only."""
+"""Run Vela on an int8 LiteRT file and read its estimate.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class VelaError(Exception):
 
 
 def estimate(model: Path, accelerator: str, system: str, memory: str, config: str) -> dict[str, Any]:
-    """Return Vela's estimate for the file ``model``: see `parse`; ``reasons`` says why operations run on the CPU.
+    """Return Vela's estimate for the file ``model``.
+
+    It has the entries of `parse`; ``reasons`` says why operations run on the CPU.
 
     Args:
         model: An int8 LiteRT file.
@@ -63,11 +68,12 @@ def estimate(model: Path, accelerator: str, system: str, memory: str, config: st
 
 
 def parse(summary: str, layers: str) -> dict[str, Any]:
-    """Read Vela's two CSV files: seconds, cycles, clock (Hz), macs, memory (bytes by kind), operations, on_cpu.
+    """Read Vela's two CSV files.
 
-    Every entry of ``operations`` has name, kind, cycles, macs and, in ``busy``, the cycles during which the multipliers
-    and each memory are busy; ``cycles`` is about the largest of these. Cycles of all operations add up to the total.
-    ``on_cpu`` names the operators that the accelerator cannot run; Vela gives no cycles for them.
+    Returns seconds, cycles, clock (Hz), macs, memory (bytes by kind), operations and on_cpu. Every entry of
+    ``operations`` has name, kind, cycles, macs and, in ``busy``, the cycles during which the multipliers and each
+    memory are busy; ``cycles`` is about the largest of these. Cycles of all operations add up to the total. ``on_cpu``
+    names the operators that the accelerator cannot run; Vela gives no cycles for them.
     """
     try:
         total = next(csv.DictReader(io.StringIO(summary)))

@@ -1,4 +1,7 @@
-"""One pass over the operators of a LiteRT file: which indices of every tensor are kept, and the file that results."""
+"""One pass over the operators of a LiteRT file.
+
+It finds the kept indices of every tensor and builds the new file.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ TYPES = {0: "<f4", 1: "<f2", 2: "<i4", 3: "u1", 4: "<i8", 6: "?", 7: "<i2", 9: "
 
 
 class TfliteWalk:
-    """The state of one pass over the operators for one configuration, on copies of what changes."""
+    """The state of one pass over the operators for one configuration.
+
+    What changes is a copy.
+    """
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class TfliteWalk:
         return self._template.shapes[int(index)]
 
     def constant(self, index: int) -> Array | None:
-        """Return the dense values of a tensor that is stored in the file; None if it is computed."""
+        """Return the dense values of a stored tensor; None if it is computed."""
         return self._template.arrays.get(int(index))
 
     def value(self, operator: Any, position: int, kind: str) -> Array:
@@ -59,13 +65,16 @@ class TfliteWalk:
         return found
 
     def name(self, operator: Any) -> str:
-        """Return a short name of an operator: the end of its output's name, which has a whole stack trace."""
+        """Return a short name of an operator.
+
+        It is the end of its output's name, which has a whole stack trace.
+        """
         text = self._template.graph.tensors[int(operator.outputs[0])].name
         text = text.decode() if isinstance(text, bytes) else str(text)
         return repr(text.rpartition(".")[2][-60:])
 
     def cuts(self, index: int) -> NarrowedAxes | None:
-        """Return the narrowed axes of a weight, from the parameter that it holds; None if it holds none."""
+        """Return the narrowed axes of a weight; None if it is no parameter."""
         found = self._template.sources.get(int(index))
         if found is None:
             return None
@@ -103,7 +112,10 @@ class TfliteWalk:
             self.replace(operator, position, array)
 
     def replace(self, operator: Any, position: int, array: Array) -> None:
-        """Give the operator a constant of its own if others, which may keep other channels, use the old one."""
+        """Give the operator a new constant.
+
+        Other operators, which may keep other channels, keep the old one.
+        """
         old = int(operator.inputs[position])
         tensor = self._tensors[old]
         array = np.ascontiguousarray(array, TYPES[tensor.type])

@@ -1,4 +1,4 @@
-"""What each ONNX operation does to narrowed axes: one small registered function each."""
+"""Rules for ONNX operations: how each changes narrowed axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export a network once, then make every configuration by narrowing the weights inside that graph.
+"""Make configurations by narrowing the weights of an exported graph.
 
 For a configuration, ``groups.slices`` gives the kept indices of every parameter. One pass over the graph then finds,
 for every tensor, which indices are kept on which axis. Numbers that the exporter wrote into the graph as constants
@@ -54,7 +54,10 @@ class OnnxTemplate:
         self._skeleton.CopyFrom(_without_weights(proto))
 
     def make(self, kept: Sequence[Ints]) -> bytes:
-        """Return the ONNX file of the configuration that keeps ``kept`` (K sorted index arrays)."""
+        """Return the ONNX file of the configuration that keeps ``kept``.
+
+        ``kept`` has K sorted index arrays.
+        """
         from onnx import ModelProto, numpy_helper
 
         model = ModelProto()

@@ -1,4 +1,4 @@
-"""One pass over an ONNX graph: which indices of every tensor are kept on which axis."""
+"""One pass over an ONNX graph: the kept indices of every tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = ["OnnxWalk"]
 
 
 class OnnxWalk:
-    """The state of one pass over the graph for one configuration; nodes are changed in place.
+    """The state of one pass over the graph for one configuration.
+
+    Nodes are changed in place.
 
     Attributes:
         axes: The narrowed axes of every tensor seen so far, by name.
