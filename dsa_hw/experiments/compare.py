@@ -104,7 +104,7 @@ def compare(
         MeasurementError: Latencies cannot be trusted; what was trained stays in ``out``.
     """
     with tempfile.TemporaryDirectory() as spare:
-        run = _Run(
+        run = _ComparisonRun(
             model, data, list(budgets), resolve(target), methods, dict(options or {}),
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
             Path(out or spare), progress, listener or (lambda text: None), command,
@@ -115,7 +115,7 @@ def compare(
         return table
 
 
-class _Run:
+class _ComparisonRun:
     """One comparison, step by step."""
 
     def __init__(

@@ -92,7 +92,7 @@ def sweep(
         kinds = ", ".join(sorted({b.key for b in budgets}))
         raise BudgetError(f"A sweep needs budgets of one kind; got {kinds}.")
     with tempfile.TemporaryDirectory() as spare:
-        run = _Run(
+        run = _SweepRun(
             model, list(budgets), data, example_inputs, resolve(target), method, dict(options or {}),
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
             Path(out or spare), progress, listener or (lambda text: None),
@@ -100,7 +100,7 @@ def sweep(
         return run.run()
 
 
-class _Run:
+class _SweepRun:
     """One sweep, step by step."""
 
     def __init__(
