@@ -79,7 +79,9 @@ def finetune(
     epoch = length_of(loader)
     steps = max(1, round(epochs * epoch))
     device = device_of(model)
-    run = _TrainingRun(model, optimiser, RepeatingLoader(loader), None if folder is None else folder / "finetune.pt", steps)
+    run = _TrainingRun(
+        model, optimiser, RepeatingLoader(loader), None if folder is None else folder / "finetune.pt", steps
+    )
     run.resume()
     bar = tqdm(total=steps, initial=run.step, desc=title, unit="step", delay=2, disable=None if progress else True)
     with modes_kept(model), bar, defer_interrupt() as interrupts:
