@@ -1,9 +1,9 @@
-"""Keep ratios -> integer widths that the device likes, never above a budget.
+"""Rounding of keep ratios to integer widths on a grid, within every budget.
 
 The allowed widths of group k are the multiples of its grid g_k and its full width C_k. Each keep ratio lies between
-two of them; which of the two to take is a knapsack: maximise the kept importance with every cost, *predicted at the
-real widths*, within its limit. Whatever the budgets then still allow is given back (channels that cost nothing
-first). The costs are evaluated in batches, so a search over pairs of groups is a few thousand rows of one product.
+two of them. Choosing one of the two for each group is a knapsack: maximise the kept importance with every cost,
+predicted at the widths, within its limit. What the budgets then still allow is used for further channels, free ones
+first. Costs are evaluated in batches: a search over pairs of groups is one product of a few thousand rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from dsa_hw.utils.arrays import Floats, Ints
 
 __all__ = ["allowed_widths", "narrowest", "round_widths"]
 
-# Up to this many combinations of the two neighbours are all tried.
+# Up to this many combinations of the two neighbours are enumerated; above, local search.
 _ENUMERATE = 16384
+# Moves of one local search, at most.
 _ROUNDS = 200
+# Restarts of the local search from a perturbed best configuration.
 _KICKS = 40
 
 
@@ -36,7 +38,15 @@ def round_widths(
     """Round keep ratios to widths within every limit.
 
     Without ``importance`` the kept importance of group k is alpha_k dF/dalpha_k log(width): the concave function whose
-    best allocation of the cost is ``alpha`` itself, so that moving away from it is what costs. Deterministic.
+    best allocation of the cost is ``alpha`` itself. Deterministic.
+
+    >>> import dsa_hw, torch
+    >>> from dsa_hw.methods.costs import CostSet
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 4, 3))
+    >>> groups = dsa_hw.find_groups(model, torch.zeros(1, 3, 8, 8))
+    >>> costs = CostSet.of(dsa_hw.FlopsBudget("60%"), groups)
+    >>> dsa_hw.round_widths([0.6], costs, grid=8).tolist()
+    [16]
 
     Args:
         alpha: Keep ratios (K,).
@@ -72,59 +82,61 @@ class _Problem:
         count = self.sizes.size
         if self.sizes.shape != (count,) or count == 0 or self.sizes.min() < 1 or self.alpha.shape != (count,):
             raise WidthError(
-                f"A keep ratio and a size of at least 1 are needed per group; found shapes {self.alpha.shape} and "
+                f"A keep ratio and a size of at least 1 are needed per group; got the shapes {self.alpha.shape} and "
                 f"{self.sizes.shape}."
             )
         if not ((self.alpha >= 0.0) & (self.alpha <= 1.0)).all():
-            raise WidthError(f"Keep ratios must lie in [0, 1]; found {self.alpha.min()} to {self.alpha.max()}.")
+            raise WidthError(f"Keep ratios must lie in [0, 1]; got {self.alpha.min()} to {self.alpha.max()}.")
         steps = np.ones(count, np.int64) if grid is None else np.broadcast_to(np.asarray(grid, np.int64), (count,))
         least = np.broadcast_to(np.asarray(0.0 if minimum is None else minimum, np.float64), (count,))
         if steps.min() < 1 or not ((least >= 0.0) & (least <= 1.0)).all():
-            raise WidthError(f"The grid must be >= 1 and minima in [0, 1]; found {steps.min()} and {least.tolist()}.")
+            raise WidthError(
+                f"`grid` must be at least 1 and `minimum` in [0, 1]; got {steps.min()} and {least.tolist()}."
+            )
         rows = zip(self.sizes, steps, least, strict=True)
         self.allowed = [allowed_widths(int(size), int(step), float(low)) for size, step, low in rows]
         self.table = _padded(self.allowed)
         self.last = np.array([len(widths) - 1 for widths in self.allowed])
         self.worth = _padded(self._worth(importance))
-        # Cost per limit at alpha = 1 would do as well; what counts is that several budgets become comparable.
+        # Makes several budgets comparable.
         self.unit = np.maximum(np.abs(self.limits), np.finfo(float).tiny)
 
     def _worth(self, importance: Sequence[ArrayLike] | None) -> list[Floats]:
-        """Kept importance at every allowed width of every group."""
+        """Return the kept importance at every allowed width of every group."""
         if importance is None:
             at = np.clip(self.alpha, 1.0 / self.sizes, 1.0)
             scale = (self.costs.gradients(at) / np.abs(self.limits)[:, None]).sum(0) * at
-            # A group that costs nothing still prefers its channels.
+            # Channels of a group that costs nothing still need a positive worth.
             scale = np.maximum(scale, 1e-6 * max(float(scale.max()), np.finfo(float).tiny))
             return [s * np.log(widths) for s, widths in zip(scale, self.allowed, strict=True)]
         vectors = [np.sort(np.asarray(vector, np.float64).reshape(-1))[::-1] for vector in importance]
         found = [vector.size for vector in vectors]
         if found != self.sizes.tolist() or not all(np.isfinite(v).all() and v.min() >= 0.0 for v in vectors):
             raise WidthError(
-                f"Importances must be finite, non-negative and of lengths {self.sizes.tolist()}; found {found}."
+                f"Importances must be finite, non-negative and of the lengths {self.sizes.tolist()}; got {found}."
             )
         return [np.cumsum(v)[widths - 1] for v, widths in zip(vectors, self.allowed, strict=True)]
 
     def widths(self, position: Ints) -> Ints:
-        """Widths (..., K) of positions (..., K)."""
+        """Return the widths (..., K) of positions (..., K)."""
         return np.asarray(self.table[np.arange(self.sizes.size), position], np.int64)
 
     def kept(self, position: Ints) -> Floats:
-        """Kept importance (...) of positions (..., K)."""
+        """Return the kept importance (...) of positions (..., K)."""
         return np.asarray(self.worth[np.arange(self.sizes.size), position].sum(-1))
 
     def predict(self, position: Ints) -> Floats:
-        """Costs (..., J) at the real widths of positions (..., K)."""
+        """Return the costs (..., J) of positions (..., K)."""
         return self.costs.at_widths(self.widths(position))
 
     def keeps(self, cost: Floats) -> NDArray[np.bool_]:
-        """Whether costs (..., J) are within the limits (...)."""
+        """Return whether costs (..., J) are within the limits (...)."""
         return np.asarray((cost <= self.limits).all(-1))
 
     def round(self) -> Ints:
-        """The best choice between the two allowed neighbours of every keep ratio."""
+        """Return the best choice between the two allowed neighbours of every keep ratio."""
         wanted = self.alpha * self.sizes
-        # A keep ratio that came from a width is that width: do not let the last bit push it down.
+        # A keep ratio that came from a width must give that width, whatever its last bit is.
         low = np.array([max(np.searchsorted(w, x * (1 + 1e-12), "right") - 1, 0) for w, x in self._pairs(wanted)])
         high = np.array([min(np.searchsorted(w, x * (1 - 1e-12), "left"), len(w) - 1) for w, x in self._pairs(wanted)])
         low = self._shrink_to_fit(low)
@@ -137,7 +149,7 @@ class _Problem:
         return self._search(low, high)
 
     def _search(self, low: Ints, high: Ints) -> Ints:
-        """Local search from several greedy starts, then from kicked copies of the best; the numbers are seeded."""
+        """Search locally from several greedy starts, then from perturbed copies of the best; seeded."""
         prices = [None, *np.eye(len(self.costs))] if len(self.costs) > 1 else [None]
         found = [self._exchange(self._fill(low, high, price), low, high) for price in prices]
         best = max(found, key=lambda position: float(self.kept(position)))
@@ -159,20 +171,20 @@ class _Problem:
         return list(zip(self.allowed, wanted.tolist(), strict=True))
 
     def top_up(self, position: Ints) -> Ints:
-        """Give back what the budgets still allow, the best kept importance per cost first; free channels are best."""
+        """Use what the budgets still allow, the most kept importance per cost first."""
         return self._fill(position, self.last)
 
     def _best(self, choices: Ints) -> Ints:
         cost = self.predict(choices)
         good = np.flatnonzero(self.keeps(cost))
         worth, used = self.kept(choices[good]), (cost[good] / self.unit).max(-1)
-        order = np.lexsort((used, -worth))  # of equally good ones the cheapest
+        order = np.lexsort((used, -worth))  # of equally good configurations the cheapest
         return np.asarray(choices[good[order[0]]])
 
     def _fill(self, position: Ints, high: Ints, weights: Floats | None = None) -> Ints:
-        """Raise one group at a time while a raise keeps the limits: most kept importance per cost first.
+        """Widen one group at a time, the most kept importance per cost first, while the limits allow it.
 
-        With several budgets the cost is the largest of them, or the sum with ``weights`` (J,), in units of the limits.
+        With several budgets the cost is their largest, or their sum with ``weights`` (J,), in units of the limits.
         """
         position = position.copy()
         here = self.predict(position)
@@ -194,17 +206,17 @@ class _Problem:
             position, here = trial[pick], cost[pick]
 
     def _raises(self, position: Ints, high: Ints) -> tuple[Ints, Ints]:
-        """Groups that can be raised, by one allowed width or (a staircase may be cheaper farther up) by two."""
+        """Return groups and by how many allowed widths they can grow: 1, or 2, which may cost less on a staircase."""
         pairs = [(k, j) for j in (1, 2) for k in range(self.sizes.size) if position[k] + j <= high[k]]
         return np.array([k for k, _ in pairs], np.int64), np.array([j for _, j in pairs], np.int64)
 
     def _exchange(self, position: Ints, low: Ints, high: Ints) -> Ints:
-        """Local search: move one or two groups within their range while that is better."""
+        """Move one or two groups within their range while that improves the kept importance."""
         for _ in range(_ROUNDS):
             flip = np.where(position > low, -1, np.where(high > position, 1, 0))
             movable = np.flatnonzero(flip)
             first, second = np.triu_indices(movable.size, 0)
-            # A pair with two falls cannot be better; one with a rise can.
+            # A pair that narrows both groups cannot be better.
             useful = (flip[movable[first]] > 0) | (flip[movable[second]] > 0)
             first, second = first[useful], second[useful]
             if first.size == 0:
@@ -224,7 +236,7 @@ class _Problem:
         return position
 
     def _shrink_to_fit(self, position: Ints) -> Ints:
-        """Lower groups, least kept importance per saved cost first, until every limit is kept."""
+        """Narrow groups, the least kept importance per saved cost first, until every limit is met."""
         position = position.copy()
         while True:
             here = self.predict(position)
@@ -238,20 +250,20 @@ class _Problem:
             over = here > self.limits
             saved = ((here - self.predict(trial)) / self.unit)[:, over].sum(-1)
             lost = self.kept(position) - self.kept(trial)
-            # Where nothing saves anything (the flat part of a staircase) all are lowered in turn, widest first.
+            # On the flat part of a staircase no group saves anything; then narrow the widest.
             score = np.where(saved > 0.0, lost / np.maximum(saved, 1e-300), 1e300 - self.widths(position)[groups])
             position = trial[int(np.argmin(score))]
 
 
 def allowed_widths(size: int, step: int, least: float) -> Ints:
-    """Multiples of ``step`` and the full width, at least one channel and ``least * size`` (rounded up)."""
+    """Return the multiples of ``step`` and the full width that are at least 1 and ``least * size``, ascending."""
     bottom = max(1, int(np.ceil(least * size * (1.0 - 1e-12))))
     widths = np.arange(step, size + 1, step, dtype=np.int64)
     return np.union1d(widths[widths >= bottom], [size]).astype(np.int64)
 
 
 def narrowest(sizes: Ints, grid: ArrayLike | None, minimum: float) -> Ints:
-    """The smallest allowed width of every group (K,). No network is narrower, so no keep ratio should be."""
+    """Return the smallest allowed width of every group (K,)."""
     steps = np.broadcast_to(np.asarray(1 if grid is None else grid, np.int64), sizes.shape)
     pairs = zip(sizes.tolist(), steps.tolist(), strict=True)
     return np.array([allowed_widths(size, step, minimum)[0] for size, step in pairs], np.int64)

@@ -39,12 +39,12 @@ class UnstableError(Exception):
 
 
 def fingerprint(value: Any) -> str:
-    """SHA-256 of a value: plain values, tensors, arrays, containers, modules, and functions that can be imported.
+    """Return the SHA-256 of a plain value, tensor, array, container, module, or function that can be imported.
 
     Functions and classes count by qualified name and source text, not by what they call.
 
     Raises:
-        UnstableError: the value, or something in it, has no identity that survives the process.
+        UnstableError: The value, or something in it, has no identity that survives the process.
     """
     found = hashlib.sha256()
     try:
@@ -55,13 +55,13 @@ def fingerprint(value: Any) -> str:
 
 
 def fingerprint_loader(loader: Any) -> str:
-    """SHA-256 of a loader: all of a list or of `dsa_hw.zoo.data.Batches`, else its length and its first batch.
+    """Return the SHA-256 of a list or `dsa_hw.zoo.data.Batches`, or of the length and first batch of another loader.
 
     The first batch is read with fixed random numbers, so that a loader that shuffles gives the same one in every
     process. Random states, and the attributes of the loader, its data set and its samplers, are restored afterwards.
 
     Raises:
-        UnstableError: the loader can be read only once, or its batches have no fingerprint.
+        UnstableError: The loader can be read only once, or its batches have no fingerprint.
     """
     if loader is None or isinstance(loader, (list, tuple)):
         return fingerprint(loader)
@@ -75,7 +75,7 @@ def fingerprint_loader(loader: Any) -> str:
 
 
 def fingerprint_data(*loaders: Any) -> str:
-    """One fingerprint of several loaders; never the same twice where one of them has none."""
+    """Return one fingerprint of several loaders; a random one if one of them has none."""
     try:
         return fingerprint([fingerprint_loader(loader) for loader in loaders])
     except UnstableError:
@@ -130,7 +130,7 @@ def _feed(digest: Any, value: Any) -> None:
 
 
 def _source(value: Any) -> str:
-    """The source text of a function or class that its module offers under its own name; "" where there is none."""
+    """Return the source text of a function or class of a module; "" if it has none."""
     found: Any = sys.modules.get(value.__module__ or "")
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -150,7 +150,7 @@ def _first_batch(loader: Any) -> Any:
             raise UnstableError("a loader that can be read only once (an iterator or a generator)")
     with _fixed_random_numbers(parts):
         if isinstance(loader, DataLoader):
-            # In a copy: workers that persist would stay, and the later run would find other random numbers.
+            # Use a copy: persistent workers would stay, and the later run would get other random numbers.
             loader = copy.copy(loader)
             vars(loader).update(num_workers=min(loader.num_workers, 1), persistent_workers=False, _iterator=None)
         iterator = iter(loader)
@@ -166,7 +166,7 @@ def _first_batch(loader: Any) -> Any:
 
 
 def _parts(loader: Any) -> list[Any]:
-    """The loader and the objects behind it that may hold state."""
+    """Return the loader and the objects behind it that may hold state."""
     found: list[Any] = []
     waiting = [loader]
     while waiting:
@@ -181,7 +181,7 @@ def _parts(loader: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _fixed_random_numbers(parts: list[Any]) -> Iterator[None]:
-    """Seed every source of random numbers with 0, and the epoch too; afterwards all is as it was."""
+    """Seed every source of random numbers with 0, set epochs to 0, and restore all of it afterwards."""
     held_by = [getattr(part, "__dict__", None) for part in parts]
     attributes = [(held, dict(held)) for held in held_by if isinstance(held, dict)]
     owned = [value for _, saved in attributes for value in saved.values()]

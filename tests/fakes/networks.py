@@ -10,7 +10,7 @@ from dsa_hw.channels import ChannelGroups, find_groups
 
 
 class Small(nn.Module):
-    """Two ways from input to logits: one that carries the answer, and one that is nearly shut."""
+    """Two branches from input to logits; the weights after the ``useless`` one are scaled by 0.01."""
 
     def __init__(self, classes: int = 4) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Small(nn.Module):
 
 
 def batches(count: int = 6, size: int = 32, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Four classes: which colour is strong, or the first one weak; noisy, so that every channel helps a little."""
+    """Noisy images of four classes: one of three colours is strong, or the first one is weak."""
     rng = torch.Generator().manual_seed(seed)
     result = []
     for _ in range(count):

@@ -1,8 +1,8 @@
-"""Which channels matter to the task: the Fisher information of their masks.
+"""Importance of channels by the Fisher information of their masks.
 
 With masks m on the units, all 1, removing unit u changes the loss by about -g_u + h_u / 2, where g_u = dL/dm_u. Near a
 minimum the mean of g_u is small and, by Fisher's identity, the curvature h_u is about the mean of g_u^2 over examples.
-So the mean square of the mask's gradient ranks units by what their removal costs, from first derivatives alone.
+So the mean square of the gradient of the mask ranks units by the cost of their removal, from first derivatives alone.
 """
 
 from __future__ import annotations
@@ -26,17 +26,24 @@ from dsa_hw.utils.modules import device_of, evaluating
 __all__ = ["fisher"]
 
 _log = logging.getLogger(__name__)
-# Gradients of a whole batch average the examples' differences away; parts of about 32 keep most of them.
+# Examples per gradient. The gradient of a large batch averages the differences between examples away.
 _PART = 32
 
 
 def fisher(
     model: nn.Module, groups: ChannelGroups, batches: Iterable[Any], loss: Loss, *, precision: str = "fp32"
 ) -> list[NDArray[np.float64]]:
-    """Mean of (dL/dm_u)^2 over parts of the batches (inputs, targets): K arrays (C_k,). The model stays as it is.
+    """Return the mean of (dL/dm_u)^2 over parts of the batches, K arrays (C_k,).
 
-    Comparable within a group. A group whose masks have no gradient at all (the targets are the dense network's own
-    outputs, say) takes |gamma| instead, with a warning.
+    Values are comparable within a group. A group whose masks have no gradient, for example because the targets are
+    the outputs of the dense network, uses |gamma| instead; this is logged. The model is unchanged.
+
+    Args:
+        model: The network.
+        groups: Its channel groups.
+        batches: Batches (inputs, targets).
+        loss: ``loss(outputs, targets)``, a scalar.
+        precision: "fp32", "bf16" or "fp16".
     """
     sizes, device = groups.sizes.tolist(), device_of(model)
     sums, count = [np.zeros(size) for size in sizes], 0
@@ -50,16 +57,16 @@ def fisher(
                     if slope is not None:
                         total += slope.double().cpu().numpy() ** 2
                 count += 1
-    silent = [name for name, total in zip(groups.names, sums, strict=True) if not total.any()]
-    if not silent:
+    without = [name for name, total in zip(groups.names, sums, strict=True) if not total.any()]
+    if not without:
         return [total / count for total in sums]
-    _log.warning("the loss has no gradient at the masks of %s: their units are ranked by |gamma|", ", ".join(silent))
+    _log.warning("The loss has no gradient by the masks of %s. Their units are ranked by |gamma|.", ", ".join(without))
     fallback = scores(model, groups, "gamma")
     return [total / count if total.any() else other for total, other in zip(sums, fallback, strict=True)]
 
 
 def _parts(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """The batch in interleaved parts of about `_PART` examples."""
+    """Split a batch into interleaved parts of about `_PART` examples."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
     size = len(leaves[0]) if leaves else 1
     number = max(1, size // _PART)

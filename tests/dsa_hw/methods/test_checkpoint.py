@@ -1,3 +1,5 @@
+"""Proposals on disk: reuse for the same problem, and only for it."""
+
 from __future__ import annotations
 
 import logging
@@ -76,7 +78,7 @@ def ask(problem: dict[str, Any], folder: Path) -> Proposal:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_a_kept_proposal_is_used_for_the_same_problem_only(
+def test_kept_proposal_is_used_for_the_same_problem_only(
     changes: dict[str, Any],
     problem: dict[str, Any],
     solved: list[Problem],
@@ -97,7 +99,7 @@ def test_a_kept_proposal_is_used_for_the_same_problem_only(
     assert len(solved) == 2, "and kept"
 
 
-def test_a_loss_without_a_lasting_identity_is_never_continued(
+def test_allocation_with_an_unstable_loss_is_never_continued(
     problem: dict[str, Any], solved: list[Problem], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loss = lambda outputs, targets: outputs.sum()
@@ -109,7 +111,7 @@ def test_a_loss_without_a_lasting_identity_is_never_continued(
         assert solved[-1].folder is None, "nor is what is unfinished"
 
 
-def test_an_interrupted_method_is_continued_with_a_warning(
+def test_interrupted_method_is_continued_with_a_warning(
     problem: dict[str, Any], solved: list[Problem], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(problem, tmp_path)
@@ -125,7 +127,7 @@ def test_an_interrupted_method_is_continued_with_a_warning(
     assert "Continuing an earlier allocation that was interrupted" in caplog.text
 
 
-def test_a_generator_reaches_the_method_unread(problem: dict[str, Any], solved: list[Problem], tmp_path: Path) -> None:
+def test_generator_reaches_the_method_unread(problem: dict[str, Any], solved: list[Problem], tmp_path: Path) -> None:
     ask({**problem, "train": ((IMAGES, LABELS) for _ in range(3))}, tmp_path)
     train = solved[0].train
     assert train is not None

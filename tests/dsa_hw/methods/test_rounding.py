@@ -1,4 +1,4 @@
-"""Widths on a grid: never over a budget, never worse than random neighbours, free channels given back."""
+"""Rounding to widths: within every budget, as good as random neighbours, free channels used."""
 
 from __future__ import annotations
 
@@ -9,44 +9,12 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, WidthError
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.rounding import narrowest, round_widths
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-
-class Quadratic:
-    """alpha'A alpha + b'alpha with entries >= 0."""
-
-    def __init__(self, k: int, rng: np.random.Generator) -> None:
-        self.a = rng.exponential(size=(k, k)) * (rng.random((k, k)) < min(1.0, 4 / k))
-        self.b = rng.exponential(size=k) * np.exp(rng.normal(size=k))
-
-    def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        return ((alpha @ torch.from_numpy(self.a)) * alpha).sum(-1) + alpha @ torch.from_numpy(self.b)
-
-    def gradient(self, alpha: Floats) -> Floats:
-        return alpha @ (self.a + self.a.T) + self.b
-
-    def at(self, alpha: Floats) -> Floats:
-        return self.value(torch.from_numpy(alpha)).numpy()
-
-
-class Stairs:
-    """Time as on a device: channels are processed in blocks, so those that fill a block are free."""
-
-    def __init__(self, sizes: Ints, block: int) -> None:
-        self.sizes, self.block = torch.from_numpy(sizes), block
-
-    def value(self, alpha: torch.Tensor) -> torch.Tensor:
-        return torch.ceil(alpha * self.sizes / self.block - 1e-9).sum(-1).to(torch.float64)
-
-    def gradient(self, alpha: Floats) -> Floats:
-        return np.broadcast_to(self.sizes.numpy() / self.block, alpha.shape).astype(np.float64)
+from dsa_hw.utils.arrays import Floats, Ints
+from tests.fakes.costs import Quadratic, Stairs
 
 
 def allowed(size: int, step: int) -> list[int]:
@@ -61,7 +29,7 @@ def case(k: int, seed: int, budgets: int = 1) -> tuple[Floats, Ints, Ints, list[
     rng = np.random.default_rng(seed)
     sizes, grid = rng.integers(4, 129, k), rng.choice([1, 4, 8, 16], k)
     alpha = rng.uniform(0.15, 1.0, k)
-    costs = [Quadratic(k, rng) for _ in range(budgets)]
+    costs = [Quadratic.random(k, rng) for _ in range(budgets)]
     limits = [float(cost.at(alpha)) * (1.0 if j == 0 else 1.02) for j, cost in enumerate(costs)]
     return alpha, sizes, grid, costs, limits, [np.exp(rng.normal(size=size)) for size in sizes]
 
@@ -80,7 +48,7 @@ def neighbours(alpha: Floats, sizes: Ints, grid: Ints, count: int, rng: np.rando
 
 @settings(max_examples=60, deadline=None)
 @given(k=st.integers(1, 40), seed=st.integers(0, 10**6), budgets=st.integers(1, 3), weighted=st.booleans())
-def test_on_the_grid_within_every_budget_and_full(k: int, seed: int, budgets: int, weighted: bool) -> None:
+def test_widths_are_on_the_grid_and_use_the_budgets_up(k: int, seed: int, budgets: int, weighted: bool) -> None:
     alpha, sizes, grid, costs, limits, importance = case(k, seed, budgets)
     smallest = np.array([allowed(int(s), int(g))[0] for s, g in zip(sizes, grid, strict=True)])
     assume(all(cost.at(smallest / sizes) <= limit for cost, limit in zip(costs, limits, strict=True)))
@@ -109,14 +77,14 @@ def test_as_good_as_the_best_of_a_thousand_random_neighbours(k: int, seed: int, 
     assert kept(widths, importance) >= best * (1 - 1e-12)
 
 
-def test_widths_that_already_fit_stay() -> None:
+def test_widths_within_the_budget_are_unchanged() -> None:
     _, sizes, grid, costs, _, _ = case(12, 1)
     widths = np.array([allowed(int(s), int(g))[-1 - (i % 2)] for i, (s, g) in enumerate(zip(sizes, grid, strict=True))])
     limit = float(costs[0].at(widths / sizes))
     assert np.array_equal(round_widths(widths / sizes, CostSet(costs, sizes, [limit]), grid), widths)
 
 
-def test_free_channels_are_given_back() -> None:
+def test_channels_that_cost_nothing_are_kept() -> None:
     sizes = np.array([64, 64, 48])
     cost = Stairs(sizes, 16)
     widths = round_widths(np.array([0.4, 0.6, 0.3]), CostSet([cost], sizes, [2 + 3 + 1]))
@@ -126,14 +94,14 @@ def test_free_channels_are_given_back() -> None:
 
 def test_a_grid_coarser_than_the_group_leaves_the_full_width() -> None:
     rng = np.random.default_rng(0)
-    cost = Quadratic(2, rng)
+    cost = Quadratic.random(2, rng)
     widths = round_widths([0.5, 0.5], CostSet([cost], [6, 64], [float(cost.at(np.array([1.0, 0.5])))]), [8, 8])
     assert widths.tolist() == [6, 32]
 
 
-def test_where_the_grid_is_above_a_keep_ratio_others_make_room() -> None:
+def test_other_groups_shrink_if_the_grid_is_above_a_keep_ratio() -> None:
     rng = np.random.default_rng(2)
-    cost = Quadratic(3, rng)
+    cost = Quadratic.random(3, rng)
     alpha, sizes = np.array([0.1, 0.6, 0.6]), np.array([16, 64, 64])
     limit = float(cost.at(alpha))
     widths = round_widths(alpha, CostSet([cost], sizes, [limit]), [8, 4, 4], minimum=0.1)
@@ -151,7 +119,7 @@ def test_no_allowed_width_is_below_the_narrowest(groups: list[tuple[int, int]], 
         assert least[k] == min(good)
 
 
-def test_minimum_is_kept_and_infeasible_is_said() -> None:
+def test_minimum_is_respected_and_infeasible_budgets_are_refused() -> None:
     alpha, sizes, _, costs, limits, _ = case(8, 3)
     widths = round_widths(np.full(8, 0.2), CostSet(costs, sizes, [float(costs[0].at(np.full(8, 0.55)))]), minimum=0.5)
     assert (widths >= 0.5 * sizes).all()
@@ -163,24 +131,24 @@ def test_minimum_is_kept_and_infeasible_is_said() -> None:
     assert np.array_equal(exact, np.ceil(0.5 * sizes))
 
 
-def test_rounding_is_deterministic() -> None:
+def test_same_input_gives_the_same_widths() -> None:
     alpha, sizes, grid, costs, limits, importance = case(20, 4, budgets=2)
-    one, other = (round_widths(alpha, CostSet(costs, sizes, limits), grid, importance) for _ in range(2))
-    assert np.array_equal(one, other)
+    first, second = (round_widths(alpha, CostSet(costs, sizes, limits), grid, importance) for _ in range(2))
+    assert np.array_equal(first, second)
 
 
 @pytest.mark.speed
-def test_sixty_groups_take_less_than_one_and_a_half_seconds() -> None:
+def test_sixty_groups_take_less_than_a_second_and_a_half() -> None:
     alpha, sizes, grid, costs, limits, importance = case(60, 4, budgets=2)
     times = []
     for _ in range(3):
-        start = time.process_time()  # of this process; a neighbour still slows it through caches and memory
+        start = time.process_time()
         round_widths(alpha, CostSet(costs, sizes, limits), grid, importance)
         times.append(time.process_time() - start)
-    assert min(times) < 1.5, "below 1 s on a quiet machine; the rest is for noisy ones"
+    assert min(times) < 1.5  # below 1 s on an idle machine
 
 
-def test_bad_input_is_refused() -> None:
+def test_input_out_of_range_is_refused() -> None:
     alpha, sizes, _, costs, limits, importance = case(3, 5)
     with pytest.raises(WidthError, match=r"\[0, 1\]"):
         round_widths(alpha + 1, CostSet(costs, sizes, limits))

@@ -82,7 +82,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_fingerprint_leaves_no_trace(name: str) -> None:
+def test_fingerprint_leaves_random_states_and_loaders_unchanged(name: str) -> None:
     """What the loader gives afterwards, and the random numbers, are those of a loader that was never looked at."""
 
     def later(look: bool) -> tuple[Any, Any]:
@@ -99,7 +99,7 @@ def test_a_fingerprint_leaves_no_trace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_fingerprint_does_not_depend_on_when_it_is_taken(name: str) -> None:
+def test_fingerprint_does_not_depend_on_random_states(name: str) -> None:
     torch.manual_seed(1)
     made = MAKERS[name]()
     found = fingerprint_loader(made)
@@ -110,7 +110,7 @@ def test_a_fingerprint_does_not_depend_on_when_it_is_taken(name: str) -> None:
     assert fingerprint_loader(MAKERS[name]()) == found
 
 
-def test_workers_are_not_kept_and_the_later_run_is_the_same() -> None:
+def test_workers_are_not_kept_and_later_batches_are_the_same() -> None:
     def later(look: bool) -> list[str]:
         torch.manual_seed(5)
         made = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
@@ -178,7 +178,7 @@ class OnceDataset(IterableDataset[Any]):
 @pytest.mark.parametrize(
     "make", [batches, lambda: iter([1, 2, 3]), Holder, Same, lambda: DataLoader(OnceDataset(), batch_size=None)]
 )
-def test_what_can_be_read_once_is_not_read(make: Callable[[], Any]) -> None:
+def test_loaders_that_can_be_read_once_are_not_read(make: Callable[[], Any]) -> None:
     made = make()
     with pytest.raises(UnstableError, match="only once"):
         fingerprint_loader(made)
@@ -205,14 +205,14 @@ LOSSES: list[Any] = [
 ]  # fmt: skip
 
 
-def test_losses_are_told_apart() -> None:
+def test_different_losses_have_different_fingerprints() -> None:
     found = [fingerprint(loss) for loss in LOSSES]
     assert len(set(found)) == len(found)
     assert found == [fingerprint(loss) for loss in LOSSES]
     assert fingerprint(nn.CrossEntropyLoss(label_smoothing=0.1)) == found[4]
 
 
-def test_values_with_the_same_parts_are_told_apart() -> None:
+def test_different_values_of_equal_parts_have_different_fingerprints() -> None:
     values: list[Any] = [
         1, 1.0, True, "1", b"1", None, (), [], {}, "", (1,), [1], [[1]], [1, 1], ["11"], ["1", "1"], {"a": 1}, {"a": 2},
         {"a": {"b": 1}}, {"a": 1, "b": 1}, torch.tensor(1), torch.tensor([1]), torch.tensor([[1]]), torch.tensor(1.0),
@@ -224,7 +224,7 @@ def test_values_with_the_same_parts_are_told_apart() -> None:
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
 
 
-def test_what_has_no_lasting_identity_is_refused() -> None:
+def test_values_without_a_stable_identity_are_refused() -> None:
     def local() -> None: ...
 
     own: list[Any] = []
@@ -234,7 +234,7 @@ def test_what_has_no_lasting_identity_is_refused() -> None:
             fingerprint(value)
 
 
-def test_another_process_finds_the_same() -> None:
+def test_another_process_computes_the_same_fingerprint() -> None:
     code = "import tests.dsa_hw.training.test_fingerprints as t; print(t.everything())"
     for seed in ("1", "2"):
         done = subprocess.run(

@@ -27,7 +27,7 @@ def model() -> nn.Module:
     return trained()
 
 
-def test_it_is_the_mean_square_of_finite_differences(model: nn.Module) -> None:
+def test_scores_are_the_mean_square_of_finite_differences(model: nn.Module) -> None:
     subject = copy.deepcopy(model).double().eval()
     groups, _, _ = with_flops(model)
     ((inputs, labels),) = batches(1, 64)
@@ -49,7 +49,7 @@ def test_it_is_the_mean_square_of_finite_differences(model: nn.Module) -> None:
             np.testing.assert_allclose(found[k][unit], np.mean(np.square(slopes)), rtol=1e-3, atol=1e-9)
 
 
-def test_a_unit_that_nobody_reads_matters_to_nobody(model: nn.Module) -> None:
+def test_unit_without_consumer_has_score_zero(model: nn.Module) -> None:
     subject = copy.deepcopy(model)
     groups, _, _ = with_flops(model)
     weights = dict(subject.named_parameters())
@@ -66,7 +66,7 @@ def test_a_unit_that_nobody_reads_matters_to_nobody(model: nn.Module) -> None:
     assert scores(subject, groups, "gamma")[k][unit - groups.offsets[k]] > 0.0  # |gamma| does not see it
 
 
-def test_the_model_stays_as_it_was(model: nn.Module) -> None:
+def test_model_is_unchanged(model: nn.Module) -> None:
     subject = copy.deepcopy(model).train()
     before = copy.deepcopy(subject.state_dict())
     fisher(subject, with_flops(subject)[0], [next(RepeatingLoader(batches()))], cross_entropy)
@@ -76,7 +76,9 @@ def test_the_model_stays_as_it_was(model: nn.Module) -> None:
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
 
-def test_without_any_gradient_gamma_decides_and_it_is_said(model: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+def test_gamma_replaces_scores_without_gradient_with_a_warning(
+    model: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
     def flat(outputs: Tensor, _: Tensor) -> Tensor:
         return (outputs * 0.0).sum()
 
@@ -88,7 +90,7 @@ def test_without_any_gradient_gamma_decides_and_it_is_said(model: nn.Module, cap
         np.testing.assert_array_equal(one, other)
 
 
-def test_dsa_ranks_by_it_where_there_are_labels_and_does_as_it_is_told(model: nn.Module) -> None:
+def test_dsa_uses_fisher_scores_with_labels_unless_told_otherwise(model: nn.Module) -> None:
     groups, flops, dense = with_flops(model)
     problem = Problem(
         model, groups, CostSet([flops], groups.sizes, [0.5 * dense]), val=list(batches()), options={"steps": 12}

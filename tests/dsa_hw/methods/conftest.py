@@ -1,4 +1,4 @@
-"""Networks that all tests of the baselines share."""
+"""Networks and a fitted cost that the tests of the methods share."""
 
 from __future__ import annotations
 
