@@ -24,7 +24,7 @@ from dsa_hw.utils.text import percent
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
-__all__ = ["Cost", "CostSet", "Valued", "infeasible_budget", "last_feasible", "measured_cost"]
+__all__ = ["Cost", "CostSet", "Valued", "check_network", "infeasible_budget", "last_feasible", "measured_cost"]
 
 
 class Valued(Protocol):
@@ -201,6 +201,19 @@ class _UpperBound:
         return self.model.gradient(alpha, self.confidence)
 
 
+def check_network(model: CostModel, groups: ChannelGroups) -> None:
+    """Check that a cost model is of the network with these channel groups.
+
+    Raises:
+        ProfileError: It has other groups.
+    """
+    if model.names != groups.names or model.sizes.tolist() != groups.sizes.tolist():
+        raise ProfileError(
+            f"The cost model is of another network: it has {len(model.names)} channel groups, this one has "
+            f"{len(groups)}, or their names or sizes differ. Fit one to a profile of this network."
+        )
+
+
 def _cost_model(budget: Budget, groups: ChannelGroups) -> CostModel:
     model = getattr(budget, "profile", None)
     if not isinstance(model, CostModel):
@@ -209,11 +222,7 @@ def _cost_model(budget: Budget, groups: ChannelGroups) -> CostModel:
             f"'{budget}' needs a fitted cost model, such as {name}(..., profile=dsa_hw.load_cost_model('model.json')); "
             f"got profile={model!r}."
         )
-    if model.names != groups.names or model.sizes.tolist() != groups.sizes.tolist():
-        raise ProfileError(
-            f"The cost model of '{budget}' is of another network: it has {len(model.names)} channel groups, this one "
-            f"has {len(groups)}, or their names or sizes differ. Fit one to a profile of this network."
-        )
+    check_network(model, groups)
     return model
 
 

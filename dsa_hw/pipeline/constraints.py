@@ -15,9 +15,9 @@ import numpy as np
 from budgets import Budget, CostModel
 from budgets.budget import CountedBudget, MeasuredBudget
 from dsa_hw.errors import BudgetError
-from dsa_hw.methods.costs import Cost, CostSet
+from dsa_hw.methods.costs import Cost, CostSet, measured_cost
 from dsa_hw.methods.rounding import narrowest
-from dsa_hw.pipeline.cost_models import Task, UpperBound, fit_cost_model
+from dsa_hw.pipeline.cost_models import Task, fit_cost_model
 from dsa_hw.pipeline.meters import DeviceMeter, Meter, meter_for, rules_for
 from dsa_hw.utils.arrays import Ints
 from profilers.targets import resolve
@@ -94,8 +94,7 @@ def resolve_budgets(budgets: Sequence[Budget], task: Task, target: str | Target 
         model = models[key]
         dense = model.provenance.dense or model.dense
         grid = np.array([int(model.provenance.grid.get(name, 1)) for name in task.groups.names], np.int64)
-        bounded = model if budget.confidence is None else UpperBound(model, budget.confidence)
-        found[i] = Constraint(budget, bounded, dense, budget.limit(dense), meter, grid, model)
+        found[i] = Constraint(budget, measured_cost(model, budget), dense, budget.limit(dense), meter, grid, model)
     _check(found, task)
     return [found[i] for i in range(len(budgets))]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 import budgets
 import profilers
@@ -15,16 +15,16 @@ from budgets import CostModel
 from budgets.profile_rows import MINIMUM
 from dsa_hw.channels import ChannelGroups
 from dsa_hw.errors import ProfileError
+from dsa_hw.methods.costs import check_network
 from dsa_hw.pipeline.options import ProfileOptions
 from dsa_hw.profiles import Profile
-from dsa_hw.utils.arrays import Floats
 from profilers.measuring.environment import environment
 
 if TYPE_CHECKING:
     from profilers import MeasuringRules
     from profilers.targets import Target
 
-__all__ = ["Task", "UpperBound", "fit_cost_model", "profile_for"]
+__all__ = ["Task", "fit_cost_model", "profile_for"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +87,7 @@ def fit_cost_model(
     if isinstance(source, Mapping):
         source = source.get(target.title, source.get(target.name))
     if isinstance(source, CostModel):
-        if source.names != groups.names or source.sizes.tolist() != groups.sizes.tolist():
-            raise ProfileError(
-                f"The cost model is of another network: it has {len(source.names)} channel groups, this network "
-                f"{len(groups)}. Fit a cost model to a profile of this network."
-            )
+        check_network(source, groups)
         _check_target(source.provenance.target, target)
         return source
     if isinstance(source, (str, Path)) and Path(source).suffix == ".json":
@@ -127,22 +123,6 @@ def profile_for(
         )
     _check_target(profile.target, target)
     return profile
-
-
-@dataclass(frozen=True, eq=False)
-class UpperBound:
-    """The upper bound of a cost model at a confidence, as a cost."""
-
-    model: CostModel
-    confidence: float
-
-    def value(self, alpha: Tensor) -> Tensor:
-        """Return the bounds (...) at keep ratios (..., K)."""
-        return self.model.value(alpha, self.confidence)
-
-    def gradient(self, alpha: Floats) -> Floats:
-        """Return the gradients (..., K) at keep ratios (..., K)."""
-        return self.model.gradient(alpha, self.confidence)
 
 
 def _measured(task: Task, target: Target, rules: MeasuringRules, quantity: str, counter: Any) -> Profile:
