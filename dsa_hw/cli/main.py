@@ -13,16 +13,13 @@ import dsa_hw
 from dsa_hw.cli.packages import OWN, why_hidden
 from dsa_hw.errors import DsaError
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 _COMMANDS = ("inspect", "profile", "fit", "allocate", "compare", "sweep", "verify", "export", "setup", "doctor")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; exit codes: 0 done, 2 wrong input, 3 budget infeasible, 4 measurement cannot be trusted."""
-    if hidden := next(filter(None, map(why_hidden, OWN)), None):
-        print(f"dsa-hw: {hidden}", file=sys.stderr)
-        return DsaError.exit_code
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``dsa-hw`` with every command."""
     parser = argparse.ArgumentParser(
         prog="dsa-hw",
         description="Prune a PyTorch network to a budget in the unit that counts, on the device that counts.",
@@ -31,9 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"dsa-hw {dsa_hw.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log what is done, with tracebacks")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name in _COMMANDS:  # imported here: they need the packages that were just checked
+    for name in _COMMANDS:  # imported here: `main` first checks that the packages they need are ours
         importlib.import_module(f"dsa_hw.cli.{name}").add(subparsers)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; exit codes: 0 done, 2 wrong input, 3 budget infeasible, 4 measurement cannot be trusted."""
+    if hidden := next(filter(None, map(why_hidden, OWN)), None):
+        print(f"dsa-hw: {hidden}", file=sys.stderr)
+        return DsaError.exit_code
+    args = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
     try:
         return int(args.run(args) or 0)
