@@ -93,8 +93,8 @@ def measure(directory: Path, cases: list[str], limit: float, allow: float) -> in
             print(f"{case}: {error}", file=sys.stderr)
             failed += 1
             continue
-        profile.to_csv(table, index=False)
-        attributes.write_text(json.dumps(profile.attrs, indent=2, default=str) + "\n")
+        profile.table.to_csv(table, index=False)
+        attributes.write_text(json.dumps(profile.metadata(), indent=2, default=str) + "\n")
         print(f"{case}: {len(profile)} configurations in {time.perf_counter() - started:.0f} s")
     return failed
 

@@ -55,16 +55,17 @@ def main() -> None:
     torch.manual_seed(0)
     model, inputs = load_model(args.model, (1, 3, args.side, args.side))
     begin = time.monotonic()
-    table = profile(
+    found = profile(
         model, inputs, args.device, samples=args.samples, holdout=args.holdout, out=args.store, name=args.model
     )
     took = time.monotonic() - begin
     groups = find_groups(model, inputs)
-    latency = budgets.fit(table, groups)
+    latency = budgets.fit(found, groups)
+    table = found.table
     flops, params = FlopsBudget("50%").cost(groups), ParamsBudget("50%").cost(groups)
     target = resolve(args.device)
     builder = ConfigurationBuilder(model, groups, inputs, target)
-    grid = np.asarray([table.attrs["grid"][name] for name in groups.names])
+    grid = np.asarray([found.grid[name] for name in groups.names])
     one = np.ones(len(groups))
     held = table[table["split"] == "holdout"]
     errors = (latency.predict(held) / held["seconds"] - 1).abs()
@@ -116,8 +117,8 @@ def main() -> None:
     found = target.estimate(builder.artefact(builder.kept(groups.sizes)), inputs)
     flash = sum(o["cycles"] for o in found["operations"] if _memory_bound(o)) / found["cycles"]
     about = {
-        "target": table.attrs["target"],
-        "estimated": table.attrs["estimated"],
+        "target": found.target,
+        "estimated": found.estimated,
         "method": args.method,
         "dense_ms": 1e3 * dense,
         "profile_seconds": took,

@@ -116,7 +116,7 @@ class Network:
                     name=self.name, rules=self.rules, samples=40, holdout=10, listener=listener,
                 )  # fmt: skip
             self._cost = budgets.fit(profile, self.groups)
-            self.grid = np.array([int(profile.attrs["grid"].get(n, 1)) for n in self.groups.names], np.int64)
+            self.grid = np.array([int(profile.grid.get(n, 1)) for n in self.groups.names], np.int64)
         return self._cost
 
 

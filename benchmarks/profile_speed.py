@@ -71,7 +71,7 @@ def whole_profile(name: str, side: int, samples: int, holdout: int, limit: float
     model, inputs = models.load_model(name, (1, 3, side, side))
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        table = profilers.profile(
+        found = profilers.profile(
             model,
             inputs,
             "onnxruntime/cpu",
@@ -82,16 +82,17 @@ def whole_profile(name: str, side: int, samples: int, holdout: int, limit: float
             name=name,
         )
         seconds = time.perf_counter() - begin
+    table = found.table
     halfwidth = (table["high"] - table["low"]) / 2 / table["seconds"]
     return {
         "network": name,
         "configurations": len(table),
-        "untrusted": table.attrs["untrusted"],
+        "untrusted": found.untrusted,
         "seconds": seconds,
-        "breakdown": table.attrs["breakdown"],
-        "grid": sorted(set(table.attrs["grid"].values())),
+        "breakdown": found.breakdown,
+        "grid": sorted(set(found.grid.values())),
         "runs": int(table["runs"].sum()),
-        "rejected": table.attrs["rejected"],
+        "rejected": found.rejected,
         "median halfwidth": float(halfwidth.median()),
         "largest halfwidth": float(halfwidth.max()),
     }

@@ -42,8 +42,9 @@ from dsa_hw.methods.problem import Problem, Proposal, realise
 from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
+from dsa_hw.profiles import Profile
+from dsa_hw.utils.arguments import share as parse_share
 from dsa_hw.zoo import models
-from profilers.latency import share as parse_share
 from profilers.targets import resolve
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "regnet_y_400mf")
@@ -63,15 +64,14 @@ class Network:
         self.groups: ChannelGroups = find_groups(self.model, self.inputs)
 
 
-def profile(network: Network, runtime: str, args: argparse.Namespace) -> pd.DataFrame:
-    """The profile table of a network: from a table that is there, or measured into the cache and continued there."""
+def profile(network: Network, runtime: str, args: argparse.Namespace) -> Profile:
+    """The profile of a network: from a table that is there, or measured into the cache and continued there."""
     stem = f"{network.name}_{runtime.replace('/', '-')}"
     for folder in (args.cache, args.profiles):
         table, attributes = folder / f"{stem}.csv", folder / f"{stem}.json"
         if table.exists() and attributes.exists():
-            found = pd.read_csv(table)
-            found.attrs = json.loads(attributes.read_text())
-            if found.attrs["fingerprint"] == network.groups.fingerprint:
+            found = Profile.from_metadata(pd.read_csv(table), json.loads(attributes.read_text()))
+            if found.fingerprint == network.groups.fingerprint:
                 return found
     args.cache.mkdir(parents=True, exist_ok=True)
     found = profilers.profile(
@@ -87,8 +87,8 @@ def profile(network: Network, runtime: str, args: argparse.Namespace) -> pd.Data
         name=network.name,
         groups=network.groups,
     )
-    found.to_csv(args.cache / f"{stem}.csv", index=False)
-    (args.cache / f"{stem}.json").write_text(json.dumps(found.attrs, indent=1, default=str) + "\n")
+    found.table.to_csv(args.cache / f"{stem}.csv", index=False)
+    (args.cache / f"{stem}.json").write_text(json.dumps(found.metadata(), indent=1, default=str) + "\n")
     return found
 
 

@@ -127,10 +127,7 @@ def read_rows(
 def _as_profile(profile: Profile | pd.DataFrame, groups: Groups | None, target: str | None) -> Profile:
     """Return a profile of this network and target, also of a plain table."""
     if isinstance(profile, pd.DataFrame):
-        if "names" in profile.attrs:
-            profile = Profile.from_metadata(profile, {str(key): value for key, value in profile.attrs.items()})
-        else:
-            return _from_table(profile, groups, target)
+        return _from_table(profile, groups, target)
     if target is not None and target != profile.target:
         raise ProfileError(f"The profile was measured on {profile.target!r}; requested target {target!r}.")
     if groups is None:

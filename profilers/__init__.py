@@ -1,4 +1,12 @@
-"""profilers: measure what networks really take on a device, and say how far the numbers can be trusted."""
+"""Measure the latency and energy of networks on real devices.
+
+- ``latency``, ``energy``: the commands ``python -m profilers.latency`` and ``python -m profilers.energy``; ``cli`` and
+  ``summary`` are their options and their output.
+- ``profiling``: sampled configurations of a network, from the grid to the profile.
+- ``measuring``: how one value is measured, and when it can be trusted.
+- ``storage``: all runs in one SQLite file.
+- ``networks``, ``targets``, ``litert``, ``remote``, ``fleet``: what is measured, and where.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +14,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "MeasurementComparison": "profilers.measuring.comparison",
+    "Event": "profilers.profiling.events",
     "Measurement": "profilers.measuring.measurement",
+    "MeasurementComparison": "profilers.measuring.comparison",
     "MeasuringRules": "profilers.measuring.rules",
+    "Profile": "dsa_hw.profiles",
+    "SelfCheck": "profilers.profiling.api",
+    "Tables": "profilers.storage.tables",
+    "Target": "profilers.targets",
     "compare_measurements": "profilers.measuring.comparison",
+    "load_profile": "profilers.storage.tables",
     "load_tables": "profilers.storage.tables",
     "measure": "profilers.profiling.api",
     "profile": "profilers.profiling.api",
+    "register": "profilers.targets",
+    "resolve": "profilers.targets",
     "self_check": "profilers.profiling.api",
 }
 __all__ = [
+    "Event",
     "Measurement",
     "MeasurementComparison",
     "MeasuringRules",
+    "Profile",
+    "SelfCheck",
+    "Tables",
+    "Target",
     "compare_measurements",
+    "load_profile",
     "load_tables",
     "measure",
     "profile",
+    "register",
+    "resolve",
     "self_check",
 ]
 
 if TYPE_CHECKING:
+    from dsa_hw.profiles import Profile
     from profilers.measuring.comparison import MeasurementComparison, compare_measurements
     from profilers.measuring.measurement import Measurement
     from profilers.measuring.rules import MeasuringRules
-    from profilers.profiling.api import measure, profile, self_check
-    from profilers.storage.tables import load_tables
+    from profilers.profiling.api import SelfCheck, measure, profile, self_check
+    from profilers.profiling.events import Event
+    from profilers.storage.tables import Tables, load_profile, load_tables
+    from profilers.targets import Target, register, resolve
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m profilers.energy``: what sampled configurations of a network take in joules on a device.
+"""``python -m profilers.energy``: measure the energy of sampled configurations of a network on a device.
 
 Examples::
 
@@ -9,24 +9,17 @@ Examples::
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from profilers.latency import add_options, run
+from profilers.cli import command
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; exit codes as ``python -m profilers.latency``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m profilers.energy",
-        description="Measure what sampled channel configurations of a network take in joules on a device.",
-        epilog="example: python -m profilers.energy --model resnet18 --device cuda --time-limit 30min",
-    )
-    add_options(parser, quantity="energy")
-    return run(parser.parse_args(arguments))
+    """Run the command and return its exit code, as ``python -m profilers.latency`` does."""
+    return command("energy", arguments)
 
 
 if __name__ == "__main__":

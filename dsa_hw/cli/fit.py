@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dsa_hw.errors import ModelError, ProfileError
 from dsa_hw.profiles import QUANTITIES, Profile
 from dsa_hw.units import format_magnitude
+from dsa_hw.utils.arguments import share
 from dsa_hw.utils.files import refuse_overwriting
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from budgets import CostModel
     from dsa_hw.channels import ChannelGroups
 
@@ -26,8 +25,6 @@ _EXAMPLES = """examples:
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    from profilers.latency import share
-
     parser = subparsers.add_parser(
         "fit",
         help="fit a cost model to a profile",
@@ -65,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or args.profile.with_suffix(".json")
     refuse_overwriting(out, args.profile)
     refuse_overwriting(args.plot, args.profile, out, option="--plot")
-    profile = profilers.load_tables(args.profile, rules=profilers.MeasuringRules.allowing(args.allow)).profile
+    profile = profilers.load_profile(args.profile, rules=profilers.MeasuringRules.allowing(args.allow))
     groups = _groups(profile, args.model)
     model = budgets.fit(
         profile, groups, target=args.target, calibration=args.calibration, outside=args.outside, seed=args.seed
@@ -82,21 +79,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _groups(profile: Profile | pd.DataFrame, name: str | None) -> ChannelGroups:
+def _groups(profile: Profile, name: str | None) -> ChannelGroups:
     """Return the channel groups of the profiled network, made from its name."""
     from dsa_hw.channels import find_groups
     from dsa_hw.zoo.models import load_model
 
-    about = profile.metadata() if isinstance(profile, Profile) else profile.attrs
-    shapes = [shape for shape, _ in about["inputs"]]
+    shapes = [shape for shape, _ in profile.inputs]
     shape = shapes[0] if len(shapes) == 1 else None
     if name is not None:
         return find_groups(*load_model(name, shape))
     try:
-        return find_groups(*load_model(str(about["network"]), shape, imports=False))
+        return find_groups(*load_model(profile.network, shape, imports=False))
     except ModelError as error:
         raise ProfileError(
-            f"Cannot make the network {about['network']!r} from the name in the profile ({error}). Name the network "
+            f"Cannot make the network {profile.network!r} from the name in the profile ({error}). Name the network "
             "with --model, or fit in Python with budgets.fit(profile, groups)."
         ) from error
 

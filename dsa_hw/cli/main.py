@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
-import os
 import sys
 from collections.abc import Sequence
 
 import dsa_hw
 from dsa_hw.cli.packages import OWN, why_hidden
 from dsa_hw.errors import DsaError
+from dsa_hw.utils.commands import run_command
 
 __all__ = ["build_parser", "main"]
 
@@ -39,20 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dsa-hw: {hidden}", file=sys.stderr)
         return DsaError.exit_code
     args = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
-    try:
-        return int(args.run(args) or 0)
-    except DsaError as error:
-        if args.verbose:
-            logging.getLogger(__name__).exception("dsa-hw %s", args.command)
-        print(f"dsa-hw {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # the reader of a pipe went away: `dsa-hw inspect | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print(f"dsa-hw {args.command}: interrupted; the same command continues", file=sys.stderr)
-        return 130
+    return run_command(f"dsa-hw {args.command}", lambda: args.run(args), verbose=args.verbose)
 
 
 if __name__ == "__main__":

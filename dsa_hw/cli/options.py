@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsa_hw.errors import ModelError
+from dsa_hw.utils.arguments import share
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -25,8 +26,6 @@ EXIT_CODES = {"MET": 0, "NOT MET": 3, "INCONCLUSIVE": 4}
 
 def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_TARGET) -> None:
     """``--target``, ``--allow`` and ``--json``."""
-    from profilers.latency import share
-
     default = "that of the plan, where it is this computer" if target is None else target
     parser.add_argument("--target", default=target, metavar="RUNTIME/DEVICE", help=f"where to measure ({default})")
     parser.add_argument("--allow", type=share, default=0.02, help="disturbance allowed on a busy machine (2%%)")

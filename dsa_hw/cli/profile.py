@@ -1,4 +1,4 @@
-"""dsa-hw profile: the same command as ``python -m profilers.latency``."""
+"""``dsa-hw profile``: the same command as ``python -m profilers.latency``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _EXAMPLES = """examples:
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    from profilers import latency
+    from profilers import cli
 
     parser = subparsers.add_parser(
         "profile",
-        help="measure what sampled channel configurations take on a device",
-        description="Measure what sampled channel configurations of a network take on a device.",
+        help="measure sampled channel configurations of a network on a device",
+        description="Measure the latency of sampled channel configurations of a network on a device.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    latency.add_options(parser)
-    parser.set_defaults(run=latency.run)
+    cli.add_options(parser)
+    parser.set_defaults(run=cli.run)

@@ -129,7 +129,7 @@ def _measured(task: Task, target: Target, rules: MeasuringRules, quantity: str, 
     options, least = task.profiling, MINIMUM + 2  # the dense network and a repetition are not fitted
     if options.samples < least:
         raise ProfileError(f"A cost model needs at least {least} samples, 40 for a good one; got {options.samples}.")
-    found = profilers.profile(
+    return profilers.profile(
         task.model,
         task.inputs,
         target,
@@ -146,11 +146,10 @@ def _measured(task: Task, target: Target, rules: MeasuringRules, quantity: str, 
         quantity=quantity,
         counter=counter,
     )
-    return _typed(found)
 
 
 def _stored(path: Path, groups: ChannelGroups, target: Target, rules: MeasuringRules, quantity: str) -> Profile:
-    profiles = {key: _typed(p) for key, p in profilers.load_tables(path, rules=rules).profiles.items()}
+    profiles = profilers.load_tables(path, rules=rules).profiles
     fitting = [p for p in profiles.values() if p.fingerprint == groups.fingerprint]
     here = [p for p in fitting if (p.target, p.quantity) == (target.title, quantity)]
     if not here:
@@ -177,7 +176,3 @@ def _check_target(found: str, target: Target) -> None:
             f"The profile is of {found}, but the budget is on {target.title}. Profile that target, or name the other "
             "one in the budget."
         )
-
-
-def _typed(found: Any) -> Profile:
-    return found if isinstance(found, Profile) else Profile.from_metadata(found, dict(found.attrs))

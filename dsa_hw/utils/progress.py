@@ -12,7 +12,11 @@ __all__ = ["Bar"]
 
 
 class Bar:
-    """A progress bar; call it with an event of `profilers.profile` (stage, what, done, accepted), or use `say`."""
+    """A progress bar; call it with an event of `profilers.profile`, or use `say`.
+
+    Args:
+        shown: Whether to draw the bar; it is never drawn where standard error is not a terminal.
+    """
 
     def __init__(self, shown: bool = True) -> None:
         from tqdm import tqdm
@@ -20,7 +24,7 @@ class Bar:
         self._bar = tqdm(
             total=100.0,
             disable=None if shown else True,  # None: only on a terminal
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed} {postfix}",
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining} {postfix}",
             file=sys.stderr,
             leave=False,
         )
@@ -38,6 +42,7 @@ class Bar:
         if stage != self._stage:
             self._stage = stage
             self._bar.reset()
+            self._bar.initial = self._bar.n = 100 * (done or 0.0)  # the time left is estimated from here on
             self._bar.set_description_str(stage)
         self._bar.set_postfix_str(note, refresh=done is None)
         if done is not None:

@@ -41,7 +41,7 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f}%"
 
 
-def unknown_name(what: str, name: str, available: Iterable[str]) -> str:
+def unknown_name(what: str, name: str, available: Iterable[str], plural: str | None = None) -> str:
     """Return the message for a name that is not among the available ones.
 
     >>> unknown_name("method", "dsaa", ["dsa", "uniform"])
@@ -50,4 +50,4 @@ def unknown_name(what: str, name: str, available: Iterable[str]) -> str:
     names = sorted(available)
     close = get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {what} {name!r}.{hint} Available {what}s: {', '.join(names)}."
+    return f"Unknown {what} {name!r}.{hint} Available {plural or f'{what}s'}: {', '.join(names)}."

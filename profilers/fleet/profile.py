@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import pandas as pd
 from torch import nn
 
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import DsaError, MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.profiles import Profile
 from dsa_hw.utils.inputs import as_tensors
 from dsa_hw.utils.text import one_line
 from profilers.fleet.bench import FleetTarget, SlowFleetTarget
@@ -60,7 +60,7 @@ def profile_fleet(
     name: str | None = None,
     groups: ChannelGroups | None = None,
     listener: Callable[[Event], None] | None = None,
-) -> dict[str, pd.DataFrame]:
+) -> dict[str, Profile]:
     """Profile a network on every type of board of a fleet.
 
     Boards are Dask workers that declare ``target`` as a resource. Boards have the same type if their environments are
@@ -114,7 +114,7 @@ def profile_fleet(
         many.say(Event("exporting once"))
         builder = ConfigurationBuilder(model, found_groups, inputs, targets[board_types[0]])
 
-        def job(board_type: BoardType) -> pd.DataFrame:
+        def job(board_type: BoardType) -> Profile:
             with Store(place) as store:
                 return ProfileJob(
                     copy.deepcopy(model),  # hooks are put on it, and types run in parallel
@@ -144,8 +144,8 @@ def profile_fleet(
 
 
 def _in_parallel(
-    job: Callable[[BoardType], pd.DataFrame], board_types: list[BoardType], stop: threading.Event
-) -> list[pd.DataFrame]:
+    job: Callable[[BoardType], Profile], board_types: list[BoardType], stop: threading.Event
+) -> list[Profile]:
     """Profile all types at once; an error of one is raised when the others are done."""
     with ThreadPoolExecutor(len(board_types)) as pool:
         futures = [pool.submit(job, board_type) for board_type in board_types]

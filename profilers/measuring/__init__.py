@@ -1,1 +1,1 @@
-"""Measure loaded networks: benches, statistics, reference, environment."""
+"""Measurements of loaded networks: rules, benches, interference, statistics, references, environments."""

@@ -1,10 +1,10 @@
-"""Measuring on a machine that is not ours alone.
+"""Measuring time on a machine that other processes use as well.
 
-Interference only ever adds time. So networks are visited in random rounds with a fixed control workload in between; a
-visit counts only if the control before and after it is near an absolute reference and the scheduler kept nobody
-waiting; and the statistic is a low quantile of what is left. Between rounds the control runs alone for a moment:
-replayed as if it were visits, that recording says how much disturbance the test cannot see, and a machine on which
-that is too much is refused.
+Interference only adds time. Networks are therefore visited in random rounds, with a fixed control workload between the
+visits. A visit counts only if the control before and after it is near an absolute reference and the scheduler did not
+make the process wait. The reported statistic is a low quantile of the runs that are left. Between rounds the control
+runs alone for a moment: treated as if it were visits, that recording shows how much interference the test cannot
+detect (see `profilers.measuring.interference`), and measurements on a machine with too much of it are refused.
 """
 
 from __future__ import annotations
@@ -13,136 +13,56 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError
 from profilers import machine
 from profilers.measuring import environment as environments
 from profilers.measuring.control import load_control
+from profilers.measuring.interference import Scan, inflation, readings, sensitivity, slope
 from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import Reference, ReferenceFile
 from profilers.measuring.rules import MeasuringRules
 from profilers.targets import Loaded, Target
 
-__all__ = ["Bench", "Scan", "inflation", "sensitivity", "slope"]
+__all__ = ["Bench", "OnVisit"]
 
 _log = logging.getLogger(__name__)
 
-_DISCARDED = 2  # control runs before a reading: they find the caches full of somebody else's data
-_READING = 0.004  # seconds; a single run of the control jitters by several per cent even on a quiet machine
-_LONG = 0.015  # seconds; a cold cache costs about 0.1 ms, which no longer matters in a run of this length
-_LEAST_SLOPE = 0.1  # of a network over the control, or the two do not see the same
+_DISCARDED = 2  # control runs before a reading: the caches still contain the data of another workload
+_READING = 0.004  # seconds; a single run of the control varies by several percent even on a quiet machine
+_LONG = 0.015  # seconds; a cold cache costs about 0.1 ms, which does not matter in a run of this length
 _MOST_RUNS = 50
 _RESCAN = 5.0  # seconds between two scans of the control alone, 0.25 s each: a twentieth of the time
 
-
-@dataclass(frozen=True, eq=False)
-class Scan:
-    """The control workload back to back, arrays of shape (n,): start (s), seconds, and
-    the processor wait of this process until that start (s)."""
-
-    start: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    waited: NDArray[np.float64]
-
-
-def _readings(scan: Scan, block: int) -> NDArray[np.float64]:
-    """Mean of every ``block`` consecutive control runs, shape (n - block + 1,)."""
-    total = np.concatenate([[0.0], np.cumsum(scan.seconds)])
-    return (total[block:] - total[:-block]) / block
-
-
-def inflation(scans: Sequence[Scan], reference: float, rules: MeasuringRules, length: float, block: int) -> float:
-    """The share by which visits of ``length`` seconds that pass the control test would still be inflated.
-
-    Every pair of undisturbed readings (means of ``block`` control runs) with about ``length`` in between is a visit
-    that would have been accepted; the control runs in between show what it would have suffered, against the reference.
-    The rules' quantile of that, over all such pairs, is what the statistic would be off by. Bursts longer than a
-    visit leave clean pairs and give 0; bursts much shorter than a visit sit inside every pair and cannot be escaped.
-    Infinity where no pair is accepted; where every scan is shorter than a visit, the mean over all of them.
-    """
-    found, fits = [np.zeros(0)], False
-    whole = [0.0, 0]
-    for scan in scans:
-        total = np.concatenate([[0.0], np.cumsum(scan.seconds)])
-        whole[0] += float(total[-1])
-        whole[1] += len(scan.seconds)
-        if len(scan.seconds) < 2 * block + 1:
-            continue
-        reading = _readings(scan, block)
-        first = np.arange(len(reading))  # the reading before is runs first .. first + block - 1
-        begin = first + block
-        begin = begin[begin < len(scan.start)]
-        last = np.maximum(np.searchsorted(scan.start, scan.start[begin] + length), begin + 1)  # the reading after
-        inside = last < len(reading)
-        first, begin, last = first[: len(begin)][inside], begin[inside], last[inside]
-        fits = fits or len(first) > 0
-        quiet = reading <= reference * (1 + rules.tolerance)
-        span = scan.start[last] - scan.start[begin]
-        held = (scan.waited[last] - scan.waited[begin]) > rules.waiting * span
-        taken = quiet[first] & quiet[last] & ~held
-        between = (total[last] - total[begin]) / (last - begin)
-        found.append(np.maximum(between / reference - 1, 0.0)[taken])
-    if not fits:
-        return max(whole[0] / whole[1] / reference - 1, 0.0) if whole[1] else 0.0
-    pooled = np.concatenate(found)
-    return float(np.quantile(pooled, rules.order)) if len(pooled) else math.inf
-
-
-def sensitivity(samples: Sequence[Samples]) -> float:
-    """How much longer networks take, in per cent, when the control takes one per cent longer; at most 1.5.
-
-    Disturbances of memory and cache hit networks unlike: a ResNet-18 felt a quarter of what the control felt, a narrow
-    MobileNetV2 more than all of it. The pooled `slope` of all networks plus two standard errors; 1 until there are
-    visits enough to tell.
-    """
-    found = slope(samples)
-    return 1.0 if found is None else min(found[0] + 2 * found[1], 1.5)
-
-
-def slope(samples: Sequence[Samples]) -> tuple[float, float] | None:
-    """Slope of log seconds over log control of the visits of each network, accepted or not, and its standard error.
-
-    One slope for all ``samples``, each around its own medians; None until there are visits enough to tell, and where
-    it is next to nothing: bursts in step with the visits hit the network while the control rests, and conversely.
-    """
-    x, y, used = [np.zeros(0)], [np.zeros(0)], 0
-    for part in samples:
-        _, first, count = np.unique(part.visit, return_index=True, return_counts=True)
-        held = np.nan_to_num(part.wait[first]) > 0.005
-        if (~held).sum() < 4:
-            continue
-        mean = np.add.reduceat(part.values, first) / count
-        control = np.log((part.before[first] + part.after[first]) / 2)[~held]
-        # Control readings far above the rest are another kind of disturbance; they would only pull at the slope.
-        near = control <= np.quantile(control, 0.25) + 0.15
-        took = np.log(mean[~held])[near]
-        x.append(control[near] - np.median(control[near]))
-        y.append(took - np.median(took))
-        used += 1
-    left, right = np.concatenate(x), np.concatenate(y)
-    if len(left) < 30 or not float((left**2).sum()) > 0:
-        return None
-    keep = np.abs(right) <= 4 * np.median(np.abs(right)) + 1e-12
-    left, right = left[keep], right[keep]
-    energy = float((left**2).sum())
-    if len(left) - used < 10 or not energy > 0:
-        return None
-    rise = float((left * right).sum()) / energy
-    error = math.sqrt(float(((right - rise * left) ** 2).sum()) / (len(left) - used - 1) / energy)
-    return (rise, error) if rise + 2 * error >= _LEAST_SLOPE else None
+OnVisit = Callable[[str, Samples, Measurement], None]
+"""Called after each visit with the name of the network, the runs of the visit and the measurement before it."""
 
 
 class Bench:
-    """A target with its control workload, reference and rules: where networks are measured.
+    """A target with its control workload, reference and rules, where the time of networks is measured.
 
-    ``clock`` and ``waited`` are the host's monotonic clock and its account of processor waits; tests replace them.
-    A target that computes its times (``target.estimated``) needs no control: each network is asked once.
+    A target that computes its times (``target.estimated``) needs no control: each network is run once.
+
+    Args:
+        target: Where networks run.
+        rules: The rules of measuring; the defaults if None.
+        references: Where references are kept; the user's cache folder if None.
+        control: The control workload; the target's own if None.
+        environment: Versions, device and settings; determined if None.
+        seed: Seed of the order of visits.
+        clock: Returns seconds; the host's monotonic clock.
+        waited: Returns the seconds that this process has waited for a processor, or None where that is not known.
+
+    Attributes:
+        key: The digest of the environment.
     """
+
+    measurement_class: ClassVar[type[Measurement]] = Measurement
 
     def __init__(
         self,
@@ -163,7 +83,7 @@ class Bench:
         self.key = environments.digest(self.environment)
         self._rng = np.random.default_rng(seed)
         self._clock = clock
-        # A GPU times itself; the host thread's waits say nothing about it.
+        # A GPU has its own clock; the waits of the host thread do not affect it.
         on_host = target.device == "cpu"
         self._waited = waited or (lambda: machine.waited(target.threads > 1) if on_host else None)
         if control is None and target.estimated is None:
@@ -171,22 +91,23 @@ class Bench:
         self._control = control or Loaded.exact(1.0)
         self._block = 2  # control runs in a reading; set by the first warm-up
         self._scans: list[Scan] = []
+        self._scanned = -math.inf  # when the last scan ended
         self._expected: weakref.WeakKeyDictionary[Loaded, float] = weakref.WeakKeyDictionary()
         self._last: tuple[float, float] | None = None
         self._reference: Reference | None = None
 
     @property
     def reference(self) -> Reference:
-        """What the control takes undisturbed: the stored reference, or a lower one just seen."""
+        """The undisturbed control: the stored reference, or a lower one that was just measured."""
         if self._reference is None:
             self.calibrate()
         assert self._reference is not None
         return self._reference
 
     def calibrate(self, seconds: float = 0.5) -> Reference:
-        """Warm the control up until it is stable, scan it, and compare with the stored reference."""
+        """Warm up the control, scan it for ``seconds``, and return the lower of its time and the stored reference."""
         if self.target.estimated is not None:
-            self._reference = Reference(0.0, time.strftime("%Y-%m-%d"))  # nothing to compare with
+            self._reference = Reference(0.0, time.strftime("%Y-%m-%d"))  # there is nothing to compare with
             return self._reference
         with self.target.active():
             expected = self._warm_up(self._control)
@@ -207,13 +128,22 @@ class Bench:
             start, waits, durations = (np.asarray(column) for column in zip(*rows, strict=True))
         scan = Scan(start, durations, waits)
         self._scans.append(scan)
-        # The 5 % quantile of many readings: in a quiet moment of a busy machine, but no single lucky run.
-        self._reference = self.references.lower(self.key, float(np.quantile(_readings(scan, self._block), 0.05)))
+        # The 5% quantile of many readings is that of a quiet moment, but does not depend on a single fast run.
+        self._reference = self.references.lower(self.key, float(np.quantile(readings(scan, self._block), 0.05)))
         self._last = None
+        self._scanned = self._clock()
         return scan
 
     def warm_up(self, loaded: Loaded, limit: float = 2.0) -> float:
-        """Run until stable (allocators, autotuning, page faults); seconds that one run is expected to take."""
+        """Run until times are stable (allocators, autotuning, page faults).
+
+        Args:
+            loaded: The network.
+            limit: Seconds after which to stop.
+
+        Returns:
+            The seconds that one run is expected to take.
+        """
         if self.target.estimated is not None:
             return float(loaded.run(1)[0])
         with self.target.active():
@@ -243,13 +173,13 @@ class Bench:
         *,
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
-        on_visit: Callable[[str, Samples, Measurement], None] | None = None,
+        on_visit: OnVisit | None = None,
         rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
         """Measure ``networks`` until every one is finished and trusted, for ``limit`` seconds at most.
 
-        A network whose runs were disturbed too much is measured afresh: what the control cannot see in one attempt says
-        nothing about another. Arguments and result as for `measure_once`.
+        A network whose runs were disturbed too much is measured again from the beginning, because the interference
+        that the control cannot detect differs between attempts. Arguments and result are those of `measure_once`.
         """
         end, known, rules = self._clock() + limit, dict(earlier or {}), rules or self.rules
         found = self.measure_once(networks, limit=limit, earlier=known, on_visit=on_visit, rules=rules)
@@ -261,12 +191,136 @@ class Bench:
             found = self.measure_once(networks, limit=left, earlier=known, on_visit=on_visit, rules=rules)
         return found
 
+    def measure_once(
+        self,
+        networks: Mapping[str, Loaded],
+        *,
+        limit: float = 60.0,
+        earlier: Mapping[str, Samples] | None = None,
+        on_visit: OnVisit | None = None,
+        rules: MeasuringRules | None = None,
+    ) -> dict[str, Measurement]:
+        """Measure ``networks`` in random rounds until every one meets the stopping rule.
+
+        Args:
+            networks: Networks by name.
+            limit: Seconds after which to stop.
+            earlier: Runs of the same environment that are counted in, by name.
+            on_visit: Called after each visit, to store runs and to show progress.
+            rules: The rules of measuring; those of the bench if None.
+
+        Returns:
+            A measurement of each network, trusted or not.
+        """
+        rules = rules or self.rules
+        if self.target.estimated is not None:
+            return self._compute(networks, rules, earlier or {}, on_visit)
+        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
+
+        def judge(names: Iterable[str]) -> dict[str, Measurement]:
+            return {name: self._judge(name, Samples.joined(parts[name]), rules) for name in names}
+
+        reference = self.reference.seconds
+        found = judge(networks)
+        if all(m.finished for m in found.values()):
+            return found
+        visits = 0
+        with self.target.active():
+            self._warm_up_new(networks[name] for name in networks if not found[name].finished)
+            self._before_rounds()
+            begin = self._clock()
+            while self._clock() - begin <= limit:
+                self._between_rounds()
+                if self.reference.seconds < reference:
+                    _log.info("The control was faster than its reference. All runs are judged by the lower one.")
+                    reference, found = self.reference.seconds, judge(networks)
+                pending = [str(n) for n in self._rng.permutation([n for n in networks if not found[n].finished])]
+                if not pending:
+                    break
+                self._warm_up_new(networks[name] for name in pending)  # a lower reference can add some
+                for name in pending:
+                    samples = self._visit(networks[name], visits)
+                    visits += 1
+                    parts[name].append(samples)
+                    if on_visit is not None:
+                        on_visit(name, samples, found[name])
+                    if self._clock() - begin > limit:
+                        break
+                found |= judge(pending)
+            self._after_rounds(networks, rules)
+        return self._with_hidden(networks, judge(networks), rules)
+
+    def _before_rounds(self) -> None:
+        """Prepare for visits; networks are warmed up."""
+        self._scans = []  # interference in these runs shows in the scans between them, not in earlier ones
+        self.scan(0.5)
+
+    def _between_rounds(self) -> None:
+        """Do what is due before the next round of visits."""
+        if self._clock() - self._scanned > _RESCAN:
+            self.scan(0.25)
+
+    def _after_rounds(self, networks: Mapping[str, Loaded], rules: MeasuringRules) -> None:
+        """Complete the session after the last visit."""
+        for _ in range(4):  # one scan can be within a long burst; the visits had many chances
+            if math.isfinite(self.hidden_so_far(networks, rules)):
+                break
+            self.scan(0.5)
+
+    def _with_hidden(
+        self, networks: Mapping[str, Loaded], judged: Mapping[str, Measurement], rules: MeasuringRules
+    ) -> dict[str, Measurement]:
+        """Return measurements with the inflation that the control cannot detect."""
+        response = sensitivity([m.samples for m in judged.values()])
+        found = dict(judged)
+        for name, measurement in judged.items():
+            length = self._length(networks[name])
+            if not math.isfinite(length):
+                continue
+            share = inflation(self._scans, self.reference.seconds, rules, length, self._block)
+            own = slope([measurement.samples]) if math.isfinite(share) else None
+            found[name] = replace(
+                measurement,
+                hidden=response * share,
+                own=None if own is None else (share * own[0], share * own[1]),
+            )
+        return found
+
+    def _judge(self, name: str, samples: Samples, rules: MeasuringRules) -> Measurement:
+        return self.measurement_class(name, self.target.title, samples, self.reference.seconds, rules, self.environment)
+
+    def _compute(
+        self,
+        networks: Mapping[str, Loaded],
+        rules: MeasuringRules,
+        earlier: Mapping[str, Samples],
+        on_visit: OnVisit | None,
+    ) -> dict[str, Measurement]:
+        """Run each network that is not known yet once, without a control (0 s before and after)."""
+        found = {}
+        for name, loaded in networks.items():
+            samples = earlier.get(name, Samples.empty())
+            if not len(samples):
+                samples = Samples.of_visit(loaded.run(1), 0, 0.0, 0.0, math.nan)
+                if on_visit is not None:
+                    on_visit(name, samples, self._judge(name, samples, rules))
+            found[name] = self._judge(name, samples, rules)
+        return found
+
     def wait_until_quiet(
         self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
     ) -> bool:
-        """Run the control alone until it shows no hidden disturbance of visits to ``networks``; whether it did in time.
+        """Run the control alone until it shows no hidden interference in visits to ``networks``.
 
-        Between two attempts: repeated all the time, a disturbed measurement would be accepted by chance some day.
+        Called between two attempts: attempts repeated without waiting would eventually be accepted by chance.
+
+        Args:
+            networks: Networks by name.
+            limit: Seconds after which to stop.
+            rules: The rules of measuring; those of the bench if None.
+
+        Returns:
+            Whether the machine became quiet in time.
         """
         rules, end = rules or self.rules, self._clock() + limit
         with self.target.active():
@@ -277,133 +331,46 @@ class Bench:
                     return True
         return False
 
-    def measure_once(
-        self,
-        networks: Mapping[str, Loaded],
-        *,
-        limit: float = 60.0,
-        earlier: Mapping[str, Samples] | None = None,
-        on_visit: Callable[[str, Samples, Measurement], None] | None = None,
-        rules: MeasuringRules | None = None,
-    ) -> dict[str, Measurement]:
-        """Measure ``networks`` in random rounds until every one meets the stopping rule, for ``limit`` seconds at most.
-
-        Returns a `Measurement` each, trusted or not. ``earlier`` runs (same environment, judged already) are counted
-        in. ``on_visit`` gets the name, the runs of the visit just made, and the measurement so far: for storing and for
-        showing. ``rules`` replaces the bench's rules.
-        """
-        rules = rules or self.rules
-        if self.target.estimated is not None:
-            return self._ask(networks, rules, earlier or {}, on_visit)
-        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
-
-        def so_far(names: Iterable[str]) -> dict[str, Measurement]:
-            return {n: self._judge(n, parts[n], math.inf, rules) for n in names}
-
-        reference = self.reference.seconds
-        found = so_far(networks)
-        if all(m.finished for m in found.values()):
-            return found
-        visits = 0
-        with self.target.active():
-            self._warm_up_new(networks[name] for name in networks if not found[name].finished)
-            self._scans = []  # what hides in these runs shows in the scans between them, not in those of another time
-            self.scan(0.5)
-            begin = rescanned = self._clock()
-            while self._clock() - begin <= limit:
-                if self._clock() - rescanned > _RESCAN:
-                    self.scan(0.25)
-                    rescanned = self._clock()
-                if self.reference.seconds < reference:
-                    _log.info("The control ran faster than its reference; all runs are judged by the lower one.")
-                    reference, found = self.reference.seconds, so_far(networks)
-                pending = [str(n) for n in self._rng.permutation([n for n in networks if not found[n].finished])]
-                if not pending:
-                    break
-                self._warm_up_new(networks[name] for name in pending)  # a lower reference can bring in some
-                for name in pending:
-                    samples = self._visit(networks[name], visits)
-                    visits += 1
-                    parts[name].append(samples)
-                    if on_visit is not None:
-                        on_visit(name, samples, found[name])
-                    if self._clock() - begin > limit:
-                        break
-                found |= so_far(pending)
-            for _ in range(4):  # a scan can fall into a long burst; the visits had many chances, so give it some more
-                if math.isfinite(self.hidden_so_far(networks, rules)):
-                    break
-                self.scan(0.5)
-        felt = sensitivity([Samples.joined(p) for p in parts.values() if p])
-        return {n: self._judge(n, parts[n], self._length(networks[n]), rules, felt) for n in networks}
-
     def hidden_so_far(self, networks: Mapping[str, Loaded], rules: MeasuringRules | None = None) -> float:
-        """Inflation that the control cannot see in the longest visit to ``networks``.
+        """Return the inflation that the control cannot detect in the longest visit to ``networks``.
 
-        By the scans since `measure_once` began, for networks that feel a disturbance as much as the control does; 0
-        where nothing is scanned.
+        It is determined from the scans since `measure_once` began, for networks that are slowed as much as the control;
+        0 without scans.
         """
         lengths = [self._length(loaded) for loaded in networks.values()]
         longest = max((length for length in lengths if math.isfinite(length)), default=0.0)
         return inflation(self._scans, self.reference.seconds, rules or self.rules, longest, self._block)
 
-    def _ask(
-        self,
-        networks: Mapping[str, Loaded],
-        rules: MeasuringRules,
-        earlier: Mapping[str, Samples],
-        on_visit: Callable[[str, Samples, Measurement], None] | None,
-    ) -> dict[str, Measurement]:
-        """One exact run of each network that is not known yet, without a control (0 s before and after)."""
-        found = {}
-        for name, loaded in networks.items():
-            samples = earlier.get(name, Samples.empty())
-            if not len(samples):
-                samples = Samples.of_visit(loaded.run(1), 0, 0.0, 0.0, math.nan)
-                if on_visit is not None:
-                    on_visit(name, samples, self._judge(name, [samples], math.inf, rules))
-            found[name] = self._judge(name, [samples], math.inf, rules)
-        return found
-
     def now(self) -> float:
-        """Seconds on the clock that time limits refer to."""
+        """Return the seconds of the clock that time limits refer to."""
         return self._clock()
 
     def least_seconds(self, networks: int) -> float:
-        """What `measure` needs at the very least for so many networks; 0 where that is next to nothing."""
+        """Return the least time that `measure` needs for a number of networks; 0 where it is negligible."""
         return 0.0
 
     def explain(self, doubtful: Mapping[str, Measurement], limit: float) -> MeasurementError:
-        """The error for measurements that cannot be trusted: how many, why, who disturbs, what to do."""
-        name, worst = max(doubtful.items(), key=lambda item: (item[1].rejected, item[1].halfwidth))
-        reference = self.reference
-        text = f"{len(doubtful)} measurement(s) on {self.target.title} cannot be trusted (time limit {limit:.0f} s)"
-        text += f"; {name}: {worst.doubt}"
-        away = self.target.remote_device
-        if neighbour := machine.busiest_process() if away is None else away.busiest_process():
-            text += f"; {neighbour}"
-        return MeasurementError(
-            f"{text}. Stop what else is running, give more time with --time-limit, or accept more disturbance with "
-            f"--allow 5%; if this machine became slower for good since {reference.day}, use --reset-reference"
-        )
+        """Return the error for measurements that cannot be trusted: how many, why, and what to do.
 
-    def _judge(
-        self, name: str, parts: list[Samples], length: float, rules: MeasuringRules, felt: float = 1.0
-    ) -> Measurement:
-        hidden, own, samples = 0.0, None, Samples.joined(parts)
-        if math.isfinite(length):
-            share = inflation(self._scans, self.reference.seconds, rules, length, self._block)
-            hidden = felt * share
-            if math.isfinite(share) and (found := slope([samples])) is not None:
-                own = (share * found[0], share * found[1])
-        return Measurement(
-            name, self.target.title, samples, self.reference.seconds, rules, self.environment, hidden, own
+        Args:
+            doubtful: The measurements by name.
+            limit: The time limit in seconds.
+        """
+        name, worst = max(doubtful.items(), key=lambda item: (item[1].rejected, item[1].halfwidth))
+        count = "1 measurement" if len(doubtful) == 1 else f"{len(doubtful)} measurements"
+        away = self.target.remote_device
+        process = machine.busiest_process() if away is None else away.busiest_process()
+        return MeasurementError(
+            f"{count} on {self.target.title} cannot be trusted (time limit {limit:.0f} s). {name}: {worst.doubt}. "
+            + (f"{process}. " if process else "")
+            + "Stop other processes, give more time with --time-limit, or allow more disturbance with --allow 5%. If "
+            f"this machine has become slower since {self.reference.day}, use --reset-reference."
         )
 
     def _plan(self, expected: float) -> tuple[int, int]:
-        """Runs to discard and runs to keep in one visit of a network that takes ``expected`` seconds.
+        """Return the runs to discard and to keep in one visit to a network that takes ``expected`` seconds.
 
-        Visits are short, so that they fit between the bursts of a neighbour.
+        Visits are short, so that they fit between the bursts of another process.
         """
         if expected >= _LONG:
             return 0, 1
@@ -411,7 +378,7 @@ class Bench:
         return discarded, min(math.ceil(self.rules.visit / expected), _MOST_RUNS)
 
     def _length(self, loaded: Loaded) -> float:
-        """Seconds between the two control readings of a visit; infinity for a network that was never run here."""
+        """Return the seconds between the two control readings of a visit; infinity for a network that was never run."""
         expected = self._expected.get(loaded)
         return math.inf if expected is None else expected * sum(self._plan(expected))
 
@@ -426,7 +393,7 @@ class Bench:
             (first, _), _, (seconds, waits), (final, _) = self.target.remote_device.sequence(steps)
             before, after = float(first[-self._block :].mean()), float(final[-self._block :].mean())
             return Samples.of_visit(seconds, number, before, after, waits / float(seconds.sum()))
-        # The control after one visit is the control before the next, unless something came between.
+        # The control after one visit is the control before the next, unless time has passed between.
         last = self._last
         fresh = last is not None and self._clock() - last[0] < 1e-3
         before = last[1] if fresh and last is not None else self._read_control()

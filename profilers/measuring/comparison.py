@@ -1,4 +1,4 @@
-"""Which of two measured networks is faster."""
+"""Comparison of two measured networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ __all__ = ["MeasurementComparison", "compare_measurements"]
 
 @dataclass(frozen=True)
 class MeasurementComparison:
-    """``ratio`` is b over a (below 1: b is faster) with its 95 % interval; ``verdict`` says what b is."""
+    """The result of comparing a network b with a network a.
+
+    Attributes:
+        verdict: "faster", "slower", "same" or "inconclusive": what b is.
+        ratio: Value of b over value of a; below 1, b is faster.
+        low: Lower end of the 95% interval of the ratio.
+        high: Upper end of the 95% interval of the ratio.
+        reason: Why the comparison is doubtful; empty where it is not.
+    """
 
     verdict: str
     ratio: float
@@ -24,37 +32,47 @@ class MeasurementComparison:
     reason: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.verdict}: {self.ratio:.4f} times as long [{self.low:.4f}, {self.high:.4f}]"
+        text = f"{self.verdict}: ratio {self.ratio:.4f}, 95% CI [{self.low:.4f}, {self.high:.4f}]"
         return f"{text}; {self.reason}" if self.reason else text
 
 
 def compare_measurements(a: Measurement, b: Measurement, *, margin: float = 0.01) -> MeasurementComparison:
-    """Is ``b`` "faster" or "slower" than ``a``, the "same" within ``margin``, or "cannot tell"?
+    """Determine whether ``b`` is faster or slower than ``a``, or the same within ``margin``.
 
-    The ratio of the two statistics is bootstrapped over visits, both sides independently. An interval wholly on one
-    side of 1 by more than nothing decides; one wholly within the margin is the same; anything else cannot be told.
+    The ratio of the two statistics is bootstrapped over visits, independently for both networks. An interval that
+    does not contain 1 decides for faster or slower; an interval within the margin around 1 means the same.
+
+    Args:
+        a: The first measurement.
+        b: The second measurement, of the same statistic.
+        margin: Relative difference up to which the two count as the same.
+
+    Returns:
+        The verdict with the ratio and its interval; "inconclusive" where a measurement is not trusted.
+
+    Raises:
+        ProfileError: The measurements have different statistics.
     """
     if a.rules.statistic != b.rules.statistic:
         raise ProfileError(
-            f"a is a {a.rules.statistic}, b a {b.rules.statistic}; compare measurements of the same statistic"
+            f"Both measurements must have the same statistic; got {a.rules.statistic!r} and {b.rules.statistic!r}."
         )
     doubts = [f"{m.what}: {m.doubt}" for m in (a, b) if m.doubt]
     if a.target != b.target:
-        doubts.append(f"different targets, {a.target} and {b.target}")
+        doubts.append(f"the targets differ ({a.target} and {b.target})")
+    reason = "; ".join(doubts)
     if not a.runs or not b.runs:
-        return MeasurementComparison("cannot tell", float("nan"), 0.0, float("inf"), "; ".join(doubts))
-    draws = [statistics.resampled(*m._runs, m.rules.order, seed=i) for i, m in enumerate((a, b))]
+        return MeasurementComparison("inconclusive", float("nan"), 0.0, float("inf"), reason)
+    draws = [statistics.resampled(*m.accepted_runs, m.rules.order, seed=i) for i, m in enumerate((a, b))]
+    ratio = b.value / a.value
     low, high = (float(v) for v in np.quantile(draws[1] / draws[0], [0.025, 0.975]))
-    ratio = b.seconds / a.seconds
     low, high = min(low, ratio), max(high, ratio)
-    if any(m.doubt for m in (a, b)):
-        verdict = "cannot tell"
-    elif low >= 1 - margin and high <= 1 + margin:
-        verdict = "same"
-    elif high < 1:
-        verdict = "faster"
-    elif low > 1:
-        verdict = "slower"
-    else:
-        verdict = "cannot tell"
-    return MeasurementComparison(verdict, ratio, low, high, "; ".join(doubts))
+    verdict = "inconclusive"
+    if all(m.trusted for m in (a, b)):
+        if low >= 1 - margin and high <= 1 + margin:
+            verdict = "same"
+        elif high < 1:
+            verdict = "faster"
+        elif low > 1:
+            verdict = "slower"
+    return MeasurementComparison(verdict, ratio, low, high, reason)

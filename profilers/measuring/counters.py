@@ -1,11 +1,11 @@
-"""Energy counters: one function ``read_joules()``, and where to find it on this machine.
+"""Energy counters: functions that return joules, and how to find the counter of this machine.
 
-Counters of chips come through Zeus (NVML, AMD SMI, RAPL, Jetson, Apple silicon; ``pip install 'dsa-hw[energy]'``). Any
-other meter is a function of the user's that returns joules since some moment: ``--counter package.module:function``.
+Counters of chips are read through Zeus (NVML, AMD SMI, RAPL, Jetson, Apple silicon; ``pip install 'dsa-hw[energy]'``).
+Any other meter is a user's function that returns joules since some moment: ``--counter package.module:function``.
 
-Zeus returns empty fields on a machine without a counter, and some drivers return the same number for ever. Here both
-are errors that say what to do. RAPL zones are found by Zeus but read here: Zeus counts their wraps in a process of its
-own that looks once a second, so that a reading right after a wrap falls by a whole range until it has looked.
+Zeus returns empty fields on a machine without a counter, and some drivers always return the same number. Both are
+errors here. RAPL zones are found by Zeus but read here: Zeus counts their wraps in a separate process that reads them
+once a second, so that a reading just after a wrap is too low by a whole range until the next second.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError
+from dsa_hw.utils.text import one_line
 
 __all__ = ["Counter", "Total", "find"]
 
 _POWERCAP = (Path("/sys/class/powercap/intel-rapl"), Path("/zeus_sys/class/powercap/intel-rapl"))
 _OTHERWISE = (
-    "or give your own meter with --counter package.module:function (a function that returns joules); without any, "
-    "EstimatedEnergyBudget('60%') estimates"
+    "Alternatively, use your own meter with --counter package.module:function (a function that returns joules), or "
+    "estimate energy with EstimatedEnergyBudget('60%')."
+)
+_REMEDY = (
+    "Check its driver and permissions (RAPL: sudo chmod -R a+r /sys/class/powercap, or run zeusd and set "
+    "ZEUSD_SOCK_PATH; NVIDIA: nvidia-smi must work)."
 )
 
 
@@ -37,11 +42,15 @@ def _nothing() -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Counter:
-    """A meter.
+    """An energy meter.
 
-    ``read_joules`` returns the energy since some moment; ``wraps_at`` is the number of joules at which it starts again
-    from 0, if it does. ``state`` says what else the meter knows: ``temperature`` (degrees Celsius), ``power_cap`` (W).
-    ``clock`` and ``sleep`` are its time; a simulated meter has its own.
+    Attributes:
+        name: Name for reports; part of the environment.
+        read_joules: Returns the energy since some fixed moment.
+        wraps_at: Joules at which the counter restarts from 0; None where it does not.
+        state: Returns what else the meter knows: "temperature" (degrees Celsius), "power_cap" (W).
+        clock: Returns the time in seconds; a simulated meter has its own time.
+        sleep: Waits for a number of seconds of that time.
     """
 
     name: str
@@ -53,9 +62,12 @@ class Counter:
 
     @staticmethod
     def of(given: Any) -> Counter:
-        """From a `Counter`, a function, an object with ``read_joules`` or ``"package.module:function"``.
+        """Make a counter of a function, an object with ``read_joules`` or "package.module:function".
 
-        An object may also have ``name``, ``wraps_at`` and ``state``.
+        An object may also have ``name``, ``wraps_at`` and ``state``. A `Counter` is returned unchanged.
+
+        Raises:
+            MissingDependencyError: ``given`` cannot be imported or is not callable.
         """
         if isinstance(given, Counter):
             return given
@@ -65,8 +77,8 @@ class Counter:
         read = getattr(given, "read_joules", given)
         if not callable(read):
             raise MissingDependencyError(
-                f"counter {name or given!r} is a {type(given).__name__}: give a function that returns joules, or an "
-                "object with read_joules()"
+                "`counter` must be a function that returns joules, or an object with read_joules(); "
+                f"got {name or repr(given)} of type {type(given).__name__}."
             )
         where = f"{getattr(read, '__module__', '?')}:{getattr(read, '__qualname__', type(read).__name__)}"
         return Counter(
@@ -78,7 +90,7 @@ class Counter:
 
 
 class Total:
-    """Joules that a counter has counted since this object was made, wraps added up; read often."""
+    """Joules that a counter has counted since this object was made, across wraps; call `read` often."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -86,7 +98,7 @@ class Total:
         self.joules = 0.0
 
     def read(self) -> bool:
-        """Read once; whether the counter has moved."""
+        """Read the counter and return whether it has moved."""
         now, before = self._value(), self._last
         self._last = now
         if now == before:
@@ -96,14 +108,14 @@ class Total:
             limit = self._counter.wraps_at
             if limit is None:
                 raise MeasurementError(
-                    f"the counter {self._counter.name} went back from {before:.6g} J to {now:.6g} J; if it wraps "
-                    "around, say at how many joules (wraps_at); if its driver was restarted, measure again"
+                    f"Counter {self._counter.name} went back from {before:.6g} J to {now:.6g} J. If it wraps around, "
+                    "set wraps_at to the number of joules; if its driver was restarted, measure again."
                 )
             step += limit
             if step < 0:
                 raise MeasurementError(
-                    f"the counter {self._counter.name} fell from {before:.6g} J to {now:.6g} J, further than the "
-                    f"{limit:.6g} J at which it is said to wrap around; correct wraps_at"
+                    f"Counter {self._counter.name} fell from {before:.6g} J to {now:.6g} J, by more than the "
+                    f"{limit:.6g} J at which it should wrap around. Correct wraps_at."
                 )
         self.joules += step
         return True
@@ -114,34 +126,33 @@ class Total:
         except MeasurementError:
             raise
         except Exception as error:  # a meter may raise whatever its library raises
-            reason = " ".join(str(error).split())[:200]
-            raise MeasurementError(
-                f"the counter {self._counter.name} cannot be read ({type(error).__name__}: {reason}); {_REMEDY}"
-            ) from error
+            reason = f"{type(error).__name__}: {one_line(error, 200)}"
+            raise MeasurementError(f"Cannot read counter {self._counter.name} ({reason}). {_REMEDY}") from error
         if value is None or isinstance(value, bool) or not math.isfinite(float(value)):
-            raise MeasurementError(f"the counter {self._counter.name} returned {value!r} instead of joules; {_REMEDY}")
+            raise MeasurementError(f"Counter {self._counter.name} returned {value!r} instead of joules. {_REMEDY}")
         return float(value)
 
 
-_REMEDY = (
-    "check its driver and permissions (RAPL: sudo chmod -R a+r /sys/class/powercap, or run zeusd and set "
-    "ZEUSD_SOCK_PATH; NVIDIA: nvidia-smi must work)"
-)
-
-
 def find(device: str) -> Counter:
-    """The counter of ``device`` ("cpu", "cuda", "cuda:1", "mps") on this machine, through Zeus."""
+    """Return the counter of a device of this machine, through Zeus.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1" or "mps".
+
+    Raises:
+        MissingDependencyError: The device has no counter, or it cannot be read.
+    """
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda", "mps"):
-        raise MissingDependencyError(f"device {device!r} has no energy counter; use cpu, cuda or mps, {_OTHERWISE}")
+        raise MissingDependencyError(f"Energy counters exist for cpu, cuda and mps; got {device!r}. {_OTHERWISE}")
     if (soc := _soc()) is not None:
         return soc
     if kind == "cuda":
         return _gpu(int(index or 0))
     if kind == "mps":
         raise MissingDependencyError(
-            "energy of device 'mps' needs Apple silicon and its counter: pip install 'zeus[apple]' on the Mac, "
-            + _OTHERWISE
+            "The energy counter of device 'mps' needs Apple silicon and Zeus. Install it with pip install "
+            f"'zeus[apple]'. {_OTHERWISE}"
         )
     return _rapl()
 
@@ -151,8 +162,8 @@ def _zeus(part: str) -> Any:
         return importlib.import_module(f"zeus.device.{part}")
     except ImportError as error:
         raise MissingDependencyError(
-            f"reading energy counters needs Zeus, which is not installed ({error}); pip install 'dsa-hw[energy]', "
-            + _OTHERWISE
+            f"Reading energy counters needs Zeus, which is not installed ({one_line(error)}). Install it with pip "
+            f"install 'dsa-hw[energy]'. {_OTHERWISE}"
         ) from error
 
 
@@ -161,20 +172,19 @@ def _gpu(index: int) -> Counter:
     try:
         gpus = module.get_gpus().gpus
         if index >= len(gpus):
-            raise MissingDependencyError(f"GPU {index} asked for, the driver shows {len(gpus)}; use a smaller number")
+            raise MissingDependencyError(f"The driver shows {len(gpus)} GPUs; there is no GPU {index}.")
         gpu = gpus[index]
         if not gpu.supports_get_total_energy_consumption():
             raise MissingDependencyError(
-                f"{gpu.get_name()} has no energy counter that can be trusted (NVIDIA: Volta and newer have one); "
-                + _OTHERWISE
+                f"{gpu.get_name()} has no reliable energy counter (NVIDIA: Volta and newer have one). {_OTHERWISE}"
             )
         name = str(gpu.get_name())
     except MissingDependencyError:
         raise
     except Exception as error:  # Zeus has a class for each way of failing
         raise MissingDependencyError(
-            f"no GPU energy counter: {_line(error)}; install the NVIDIA driver (nvidia-smi must work) or ROCm 6.2, "
-            "leave CUDA_VISIBLE_DEVICES unset or a list of numbers, " + _OTHERWISE
+            f"Cannot read a GPU energy counter: {one_line(error)}. Install the NVIDIA driver (nvidia-smi must work) or "
+            f"ROCm 6.2, and leave CUDA_VISIBLE_DEVICES unset or a list of numbers. {_OTHERWISE}"
         ) from error
     _same_gpu(index, name)
     return Counter(
@@ -188,7 +198,7 @@ def _gpu(index: int) -> Counter:
 
 
 def _same_gpu(index: int, name: str) -> None:
-    """CUDA numbers GPUs by speed, the driver by slot: refuse to read another GPU than the one that works."""
+    """Refuse to read another GPU than the one in use: CUDA numbers GPUs by speed, the driver by slot."""
     import torch
 
     if not torch.cuda.is_available():
@@ -196,28 +206,28 @@ def _same_gpu(index: int, name: str) -> None:
     ours = torch.cuda.get_device_name(index)
     if ours != name:
         raise MissingDependencyError(
-            f"CUDA calls GPU {index} {ours!r}, the driver calls it {name!r}: they number the GPUs differently; set "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID and run again"
+            f"CUDA and the driver number the GPUs differently: GPU {index} is {ours!r} for CUDA and {name!r} for the "
+            "driver. Set CUDA_DEVICE_ORDER=PCI_BUS_ID and run again."
         )
 
 
 def _rapl() -> Counter:
     if sys.platform == "linux" and not any(path.exists() for path in _POWERCAP):
         raise MissingDependencyError(
-            f"this machine shows no CPU energy counter: {_POWERCAP[0]} does not exist. Virtual machines seldom pass it "
-            "on; on real hardware load its driver (sudo modprobe intel_rapl_msr), " + _OTHERWISE
+            f"This machine has no CPU energy counter: {_POWERCAP[0]} does not exist. Virtual machines rarely expose "
+            f"it; on a physical machine load its driver (sudo modprobe intel_rapl_msr). {_OTHERWISE}"
         )
     module = _zeus("cpu")
     try:
         cpus = list(module.get_cpus().cpus)
     except Exception as error:
         raise MissingDependencyError(
-            f"no CPU energy counter: {_line(error)}; allow reading it (sudo chmod -R a+r /sys/class/powercap, after "
-            "every boot) or run zeusd and set ZEUSD_SOCK_PATH, " + _OTHERWISE
+            f"Cannot read the CPU energy counter: {one_line(error)}. Make it readable (sudo chmod -R a+r "
+            f"/sys/class/powercap, after every boot), or run zeusd and set ZEUSD_SOCK_PATH. {_OTHERWISE}"
         ) from error
     zones = [zone for cpu in cpus for zone in _zones(cpu)]
     if not zones:
-        raise MissingDependencyError(f"Zeus found no RAPL zone on this machine; {_OTHERWISE}")
+        raise MissingDependencyError(f"Zeus found no RAPL zone on this machine. {_OTHERWISE}")
     parts = [Total(zone) for zone in zones]
 
     def read() -> float:
@@ -229,7 +239,7 @@ def _rapl() -> Counter:
 
 
 def _zones(cpu: Any) -> list[Counter]:
-    """The package of a processor, and its memory where that is counted too."""
+    """Return the counters of a processor: its package, and its memory where that is counted too."""
     if not hasattr(cpu, "rapl_file"):  # through zeusd, which adds up wraps itself
 
         def from_daemon() -> float:
@@ -246,7 +256,7 @@ def _zone(name: str, path: Path, wraps_at: float) -> Counter:
 
 
 def _soc() -> Counter | None:
-    """Jetson boards and Apple silicon: one counter for the whole chip."""
+    """Return the counter of a whole Jetson board or Apple chip; None on other machines."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     jetson = Path("/etc/nv_tegra_release").exists() or Path("/usr/lib/aarch64-linux-gnu/tegra").exists()
     if not apple and not jetson:
@@ -262,12 +272,12 @@ def _soc() -> Counter | None:
         known = set(soc.get_available_metrics())
     except Exception as error:
         raise MissingDependencyError(
-            f"no energy counter of {kind}: {_line(error)}; "
-            f"{'pip install zeus[apple]' if apple else 'the INA3221 sensors must be readable'}, {_OTHERWISE}"
+            f"Cannot read the energy counter of {kind}: {one_line(error)}. "
+            f"{'Run pip install zeus[apple].' if apple else 'The INA3221 sensors must be readable.'} {_OTHERWISE}"
         ) from error
     fields: Sequence[str] = next((f for f in (tuple(n for n in names if n in known) for names in wanted) if f), ())
     if not fields:
-        raise MissingDependencyError(f"{kind} shows none of its energy counters; {_OTHERWISE}")
+        raise MissingDependencyError(f"{kind} shows none of its energy counters. {_OTHERWISE}")
 
     def read() -> float:
         found = soc.get_total_energy_consumption()
@@ -277,7 +287,7 @@ def _soc() -> Counter | None:
 
 
 def _known(**readers: Callable[[], float]) -> dict[str, float]:
-    """What can be read; a board without a sensor is no reason to stop."""
+    """Return what can be read; a board without a sensor is not an error."""
     found = {}
     for name, read in readers.items():
         try:
@@ -293,13 +303,9 @@ def _imported(name: str) -> Any:
         sys.path.insert(0, "")  # as `python -m` does: the user's own package in the current folder
     try:
         if not module or not attribute:
-            raise ImportError("there is no colon in it")
+            raise ImportError("no colon")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise MissingDependencyError(
-            f"counter {name!r} cannot be imported ({error}): write it as package.module:function"
+            f"`counter` must be an importable package.module:function; got {name!r} ({one_line(error)})."
         ) from error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,15 +1,14 @@
-"""Measuring energy: joules of one inference, gross and net, by a counter that ticks.
+"""Measuring energy: joules of one inference, gross and net, with a counter that is updated in steps.
 
-A counter moves in steps: every millisecond (RAPL) to every 100 ms (NVML). A window therefore starts and ends at a
-step, both found while the network runs, so that the delays with which they are noticed are alike and cancel; it lasts
-at least 50 steps. Before a window the network runs for a while, because power and the counter's own averaging need time
+A counter is updated every millisecond (RAPL) to every 100 ms (NVML). A window therefore starts and ends at an update.
+Both are found while the network runs, so that they are noticed with similar delays, which cancel. A window lasts at
+least 50 updates. Before a window the network runs for a while, because power and the counter's own averaging need time
 to settle.
 
-A visit is: idle, control, network, control, idle. The control workload's joules are judged as its seconds are when
-latency is measured: a neighbour adds to what the counter counts, never takes away, so a visit counts only if the
-control before and after it is near the lowest reference ever seen, and the statistic is a low quantile of the windows
-that are left. Gross joules are what the counter counted over the inferences done; net joules are those without what
-idling for as long would have taken.
+A visit is: idle, control, network, control, idle. The joules of the control workload are judged as its seconds are
+when latency is measured: other processes only add to what the counter counts. A visit counts only if the control
+before and after it is near the lowest reference, and the statistic is a low quantile of the windows that are left.
+Gross joules are the counted joules over the number of inferences. Net joules exclude what idling for as long takes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dsa_hw.errors import MeasurementError, ProfileError
+from dsa_hw.utils.arrays import Floats
 from profilers.measuring import environment as environments
-from profilers.measuring import statistics
+from profilers.measuring import report, statistics
 from profilers.measuring.bench import Bench
 from profilers.measuring.counters import Counter, Total, find
 from profilers.measuring.measurement import Measurement, Samples
@@ -33,16 +33,20 @@ from profilers.targets import Loaded, Target
 
 __all__ = ["EnergyBench", "EnergyMeasurement", "Window", "update_period"]
 
-_UPDATES = 50  # in a window: with unaligned ends, one update is 2 %
-_CONTROL_UPDATES = 10  # aligned as they are, ten updates tell 3 % well enough
-_BLUR = 80  # a window is this many times longer than what is unknown about each of its ends
-_LEAST_SECONDS = 0.25  # of a window, however fast the counter
+_UPDATES = 50  # in a window: with unaligned ends, one update is 2%
+_CONTROL_UPDATES = 10  # with aligned ends, ten updates are enough to detect 3%
+_BLUR = 80  # a window is this many times longer than the uncertainty of each of its ends
+_LEAST_SECONDS = 0.25  # of a window, for fast counters
 _SETTLE = 0.5  # seconds under load before a window; and five updates
-_STILL = 5.0  # seconds after which a counter that does not move stands still
+_STILL = 5.0  # seconds without an update after which a counter counts as stopped
 
 
 def update_period(counter: Counter, changes: int = 20) -> float:
-    """Seconds between two updates of ``counter``: the median over ``changes`` of them."""
+    """Return the seconds between two updates of ``counter``, the median over ``changes`` of them.
+
+    Raises:
+        MeasurementError: The counter does not move.
+    """
     total = Total(counter)
     began = counter.clock()
     stamps: list[float] = []
@@ -52,33 +56,32 @@ def update_period(counter: Counter, changes: int = 20) -> float:
             continue
         waited = counter.clock() - (stamps[-1] if stamps else began)
         if waited > _STILL:
-            raise _stands_still(counter, _STILL)
-        counter.sleep(max(waited / 100, 2e-5))  # a slow counter needs no fast look
+            raise _stopped(counter, _STILL)
+        counter.sleep(max(waited / 100, 2e-5))  # a slow counter need not be read often
     if not total.joules > 0:
-        raise _stands_still(counter, counter.clock() - began)
+        raise _stopped(counter, counter.clock() - began)
     return float(np.median(np.diff(stamps)))
 
 
 def _reading_takes(counter: Counter, times: int = 20) -> float:
-    """Seconds that one reading takes."""
+    """Return the seconds that one reading takes."""
     began = counter.clock()
     for _ in range(times):
         counter.read_joules()
     return max((counter.clock() - began) / times, 0.0)
 
 
-def _stands_still(counter: Counter, seconds: float) -> MeasurementError:
+def _stopped(counter: Counter, seconds: float) -> MeasurementError:
     return MeasurementError(
-        f"the counter {counter.name} stands still: it did not move for {seconds:.1f} s, although a machine that is on "
-        "uses energy. It is switched off or not passed on to this machine: update the driver (NVIDIA: nvidia-smi -q -d "
-        "POWER), run outside the virtual machine or container, or give another meter with --counter "
-        "package.module:function"
+        f"Counter {counter.name} did not move for {seconds:.1f} s, although the machine uses energy. It is disabled or "
+        "not available in this virtual machine or container. Update the driver (NVIDIA: nvidia-smi -q -d POWER), run "
+        "on the host, or use another meter with --counter package.module:function."
     )
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a counter counted between two of its updates, and the inferences that were done meanwhile."""
+    """The energy between two updates of a counter, and the inferences in that time."""
 
     joules: float
     seconds: float
@@ -93,20 +96,14 @@ class Window:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EnergyMeasurement(Measurement):
-    """Joules of one inference of one network on one target; every window is one "run" of ``samples``.
-
-    ``joules`` (gross) is the statistic over the accepted windows, ``[low, high]`` its 95 % interval; ``net`` is
-    without idling, ``watts`` the mean power, ``temperature`` (degrees Celsius) that at the end of the windows.
-    """
+    """Energy of one inference of one network on one target; every window is one run of ``samples``."""
 
     quantity: ClassVar[str] = "energy"
-    column: ClassVar[str] = "joules"
-    unit: ClassVar[str] = "J"
     further_columns: ClassVar[tuple[str, ...]] = ("net", "watts", "idle_watts", "temperature")
 
     @property
     def joules(self) -> float:
-        """Gross joules of one inference."""
+        """Gross joules of one inference: the statistic of the accepted windows."""
         return self.value
 
     @property
@@ -118,7 +115,7 @@ class EnergyMeasurement(Measurement):
     def net(self) -> float:
         """Joules of one inference beyond idling."""
         idle = self._of("idle_watts") * self._of("seconds")
-        net = self._runs[0] - idle
+        net = self.accepted_runs[0] - idle
         return statistics.quantile(net, self.rules.order) if len(net) else math.nan
 
     @property
@@ -127,22 +124,23 @@ class EnergyMeasurement(Measurement):
         return self._median("watts")
 
     @property
+    def idle_watts(self) -> float:
+        """Median power before and after the windows, without load."""
+        return self._median("idle_watts")
+
+    @property
     def temperature(self) -> float:
-        """Median temperature at the end of the windows, degrees Celsius; NaN where the counter does not know."""
+        """Median temperature at the end of the windows in degrees Celsius; NaN where it is not known."""
         return self._median("temperature")
 
     def further(self) -> dict[str, float]:
-        """Values of ``further_columns``."""
-        return {
-            "net": self.net,
-            "watts": self.watts,
-            "idle_watts": self._median("idle_watts"),
-            "temperature": self.temperature,
-        }
+        """Return the values of ``further_columns``."""
+        return {name: float(getattr(self, name)) for name in self.further_columns}
 
-    def _of(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _of(self, name: str) -> Floats:
+        """Return an extra array of the accepted windows; NaN where it is missing."""
         values = self.samples.extra.get(name)
-        return np.full(self.runs, np.nan) if values is None else np.asarray(values[self._accepted], np.float64)
+        return np.full(self.runs, np.nan) if values is None else np.asarray(values[self.accepted], np.float64)
 
     def _median(self, name: str) -> float:
         values = self._of(name)
@@ -150,37 +148,33 @@ class EnergyMeasurement(Measurement):
         return float(np.median(values)) if len(values) else math.nan
 
     @property
-    def _least(self) -> tuple[int, int]:
+    def needed(self) -> tuple[int, int]:
+        """Accepted windows that the rules require, as runs and as visits."""
         return self.rules.least_windows, self.rules.least_windows
 
-    def _disturbance(self) -> str:
-        controls = np.concatenate([self.samples.before, self.samples.after])
-        more = float(np.median(controls)) / self.reference if len(controls) else math.nan
-        return (
-            f"the control workload took {more:.2f} times its reference of {1e3 * self.reference:.4g} mJ in the median: "
-            "something else runs on this chip, or its clocks changed"
-        )
-
     def __repr__(self) -> str:
-        unit, scale = ("J", 1.0) if self.joules >= 1 else ("mJ", 1e3)
-        temperature = f", {self.temperature:.0f} degrees" if math.isfinite(self.temperature) else ""
-        lines = [
-            f"{self.what} on {self.target}: {scale * self.joules:.4g} {unit} [{scale * self.low:.4g}, "
-            f"{scale * self.high:.4g}] per inference ({self.rules.statistic}, 95 % interval), net of idling "
-            f"{scale * self.net:.4g} {unit}",
-            f"  {self.watts:.4g} W while running, {self._median('idle_watts'):.4g} W idle{temperature}; {self.runs} "
-            f"windows, {100 * self.rejected:.0f} % rejected; counter {self.environment.get('counter', 'unknown')}",
-        ]
-        if self.warning:
-            lines.append(f"  WARNING: {self.warning}")
-        return "\n".join(lines)
+        return report.energy(self)
 
 
 class EnergyBench(Bench):
-    """A target with its energy counter: as `Bench`, with joules for seconds.
+    """A target with its energy counter, where the energy of networks is measured.
 
-    ``counter`` is whatever `Counter.of` takes; None finds the device's own.
+    Args:
+        target: Where networks run.
+        counter: What `Counter.of` takes; the device's own counter if None.
+        rules: The rules of measuring; the defaults if None.
+        references: Where references are kept; the user's cache folder if None.
+        control: The control workload; the target's own if None.
+        environment: Versions, device and settings; determined if None.
+        seed: Seed of the order of visits.
+
+    Raises:
+        ProfileError: The target computes its times.
+        MissingDependencyError: The device has no counter.
+        MeasurementError: The counter does not move.
     """
+
+    measurement_class = EnergyMeasurement
 
     def __init__(
         self,
@@ -195,8 +189,8 @@ class EnergyBench(Bench):
     ) -> None:
         if target.estimated is not None:
             raise ProfileError(
-                f"{target.name} does not run networks (its times are {target.estimated}), so their energy cannot be "
-                "measured; use a device with a counter, or EstimatedEnergyBudget(...)"
+                f"Energy cannot be measured on {target.name}: its times are {target.estimated}. Use a device with a "
+                "counter, or EstimatedEnergyBudget(...)."
             )
         self.counter = find(target.device) if counter is None else Counter.of(counter)
         self.period = update_period(self.counter)
@@ -218,7 +212,7 @@ class EnergyBench(Bench):
         self._reading = _reading_takes(self.counter)
 
     def calibrate(self, seconds: float = 0.5) -> Reference:
-        """Warm the control up, meter it a few times, and compare with the stored reference (joules of one run)."""
+        """Warm up the control, measure it four times, and return the lower of that and the stored reference."""
         with self.target.active():
             self._expected[self._control] = self._warm_up(self._control)
             for _ in range(4):
@@ -226,48 +220,35 @@ class EnergyBench(Bench):
         return self._refer()
 
     def _refer(self) -> Reference:
-        # A low quantile of the readings of this session: a quiet moment, but no single lucky one.
+        # The lower quartile of this session's readings does not depend on a single low one.
         self._reference = self.references.lower(self.key, float(np.quantile(self._controls, 0.25)))
         return self._reference
 
-    def measure_once(
-        self,
-        networks: Mapping[str, Loaded],
-        *,
-        limit: float = 60.0,
-        earlier: Mapping[str, Samples] | None = None,
-        on_visit: Callable[[str, Samples, Measurement], None] | None = None,
-        rules: MeasuringRules | None = None,
+    def _before_rounds(self) -> None:
+        self._idle_before = None  # time has passed since the last call
+
+    def _between_rounds(self) -> None:
+        pass
+
+    def _after_rounds(self, networks: Mapping[str, Loaded], rules: MeasuringRules) -> None:
+        pass
+
+    def _with_hidden(
+        self, networks: Mapping[str, Loaded], judged: Mapping[str, Measurement], rules: MeasuringRules
     ) -> dict[str, Measurement]:
-        """Meter ``networks`` in random rounds until every one meets the stopping rule; see `Bench.measure_once`."""
-        rules = rules or self.rules
-        if self._reference is None:
-            self.calibrate()
-        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
-        found = {name: self._judge(name, parts[name], math.inf, rules) for name in networks}
-        visits = 0
-        begin = self._clock()
-        with self.target.active():
-            self._last = self._idle_before = None  # time has passed since the last call
-            while pending := [name for name in networks if not found[name].finished]:
-                for name in map(str, self._rng.permutation(pending)):
-                    if self._clock() - begin > limit:
-                        return {n: self._judge(n, parts[n], math.inf, rules) for n in networks}
-                    if networks[name] not in self._expected:
-                        self._expected[networks[name]] = self._warm_up(networks[name])
-                    samples = self._visit(networks[name], visits)
-                    visits += 1
-                    parts[name].append(samples)
-                    if on_visit is not None:
-                        on_visit(name, samples, found[name])
-                found |= {n: self._judge(n, parts[n], math.inf, rules) for n in pending}
-        return {n: self._judge(n, parts[n], math.inf, rules) for n in networks}
+        return dict(judged)  # the counter includes everything that happens during a window
+
+    def wait_until_quiet(
+        self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
+    ) -> bool:
+        """Return True: without scans of the control there is nothing to wait for."""
+        return True
 
     def least_seconds(self, networks: int) -> float:
-        """What `measure` needs for the least number of windows of so many networks, and a quarter more.
+        """Return 1.25 times the time that the required windows of a number of networks take.
 
-        A visit is a window, two controls and one idling (the next one begins where it ends), each behind its settling;
-        the first visit idles twice. Networks that take longer than a few updates need more.
+        A visit is a window, two controls and one idle period (the next one begins where it ends), each after settling;
+        the first visit has two idle periods. Networks that take longer than a few updates need more.
         """
         settle = max(5 * self.period, _SETTLE) + self.period
         short = max(_CONTROL_UPDATES * self.period, _LEAST_SECONDS)
@@ -275,15 +256,8 @@ class EnergyBench(Bench):
         calibration = 4 * (short + settle) if self._reference is None else 0.0
         return 1.25 * (calibration + networks * self.rules.least_windows * visit + short + settle)
 
-    def _judge(
-        self, name: str, parts: list[Samples], length: float, rules: MeasuringRules, felt: float = 1.0
-    ) -> Measurement:
-        return EnergyMeasurement(
-            name, self.target.title, Samples.joined(parts), self.reference.seconds, rules, self.environment
-        )
-
     def _visit(self, loaded: Loaded, number: int) -> Samples:
-        # What ends one visit begins the next, unless something came between.
+        # The idle period after one visit is the one before the next, unless time has passed between.
         recent = self._clock() - 2 * self.period - 1e-2
         idle = self._idle_before
         first = idle[1] if idle is not None and idle[0] >= recent else self._idle()
@@ -320,11 +294,11 @@ class EnergyBench(Bench):
         return self._controls[-1]
 
     def _window(self, loaded: Loaded, updates: int) -> Window:
-        """A window over runs of ``loaded``.
+        """Return a window over runs of ``loaded`` with at least ``updates`` updates.
 
-        The counter is read eight times per update, but no more often than that reading takes 2 % of the time. An
-        update is noticed late by at most the time between readings, and by no more than a period where runs take longer
-        than that. Two such delays, uniform and independent, blur a window of 80 times their range by 0.5 %.
+        The counter is read eight times per update, but so rarely that reading takes at most 2% of the time. An
+        update is noticed with a delay of at most the time between readings, and of at most a period where runs take
+        longer. Two such delays, uniform and independent, change a window of 80 times their range by 0.5%.
         """
         expected = self._expected[loaded]
         chunk = max(1, math.ceil(max(self.period / 8, 50 * self._reading) / expected))
@@ -337,7 +311,7 @@ class EnergyBench(Bench):
         return self._between(work, max(updates * self.period, _BLUR * blur, _LEAST_SECONDS, 5 * chunk * expected))
 
     def _idle(self) -> float:
-        """Watts of doing nothing."""
+        """Return the watts without load."""
 
         def rest() -> int:
             self.counter.sleep(max(self.period / 8, 50 * self._reading, 1e-4))
@@ -346,7 +320,7 @@ class EnergyBench(Bench):
         return self._between(rest, max(_CONTROL_UPDATES * self.period, _LEAST_SECONDS)).watts
 
     def _between(self, work: Callable[[], int], length: float) -> Window:
-        """Do ``work`` until power has settled and the counter moves, then for at least ``length`` until it moves."""
+        """Do ``work`` until power has settled and the counter moves, then until it moves after ``length`` seconds."""
         clock = self._clock
         total = Total(self.counter)
         patience = max(20 * self.period, 2.0)
@@ -359,7 +333,7 @@ class EnergyBench(Bench):
                 if moved >= settled:
                     break
             elif clock() - moved > patience:
-                raise _stands_still(self.counter, clock() - moved)
+                raise _stopped(self.counter, clock() - moved)
         begin, joules, done, updates = moved, total.joules, 0, 0
         while True:
             done += work()
@@ -369,8 +343,8 @@ class EnergyBench(Bench):
                 if moved - begin >= length:
                     break
             elif clock() - moved > patience:
-                raise _stands_still(self.counter, clock() - moved)
+                raise _stopped(self.counter, clock() - moved)
         counted = total.joules - joules
         if not counted > 0:
-            raise _stands_still(self.counter, moved - begin)
+            raise _stopped(self.counter, moved - begin)
         return Window(counted, moved - begin, done, updates)

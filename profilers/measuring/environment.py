@@ -9,6 +9,9 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from profilers.measuring.control import control_name
 from profilers.targets import Target
 
@@ -18,15 +21,13 @@ _CPU = Path("/sys/devices/system/cpu")
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Everything that a measurement depends on and that stays put during it; equal digests may be mixed.
+    """Return everything that a measurement depends on and that does not change while measuring.
 
-    What a target computes does not depend on this machine: then it is the target and whose word it is.
+    Measurements of environments with equal digests may be combined. Where the target computes its times, they depend
+    on the target alone, not on this machine.
     """
     if target.estimated is not None:
         return {"target": target.title, "estimated": target.estimated, **target.describe()}
-    import numpy
-    import torch
-
     return {
         "target": target.title,
         "control": control_name(target),
@@ -39,18 +40,22 @@ def environment(target: Target) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         **target.describe(),
     }
 
 
 def digest(description: Mapping[str, str]) -> str:
-    """Content hash of an environment."""
+    """Return the content hash of an environment."""
     return hashlib.sha256(json.dumps(dict(description), sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """What changed between two environments, in words: ``onnxruntime 1.30.0 -> 1.31.1``."""
+    """Describe what changed between two environments.
+
+    >>> differences({"torch": "2.8", "python": "3.11"}, {"torch": "2.9", "python": "3.11"})
+    'torch 2.8 -> 2.9'
+    """
     keys = [k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k)]
     return "; ".join(f"{k} {old.get(k, 'absent')} -> {new.get(k, 'absent')}" for k in keys)
 

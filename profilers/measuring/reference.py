@@ -1,8 +1,8 @@
-"""The absolute reference: how long the control workload takes on this target when nothing disturbs it.
+"""The reference: how long the control workload takes on a target when nothing disturbs it.
 
-Kept per user and environment, so that a machine that is disturbed all day long is noticed: the control is then slow
-against the reference of a better day. Interference only adds time, so a reference only ever falls, unless the user
-says that the machine has changed for good (``--reset-reference``).
+References are kept per user and environment, so that a machine that is disturbed all the time is detected: its control
+workload is slow compared with the reference of a better day. Interference only adds time, so a reference can only
+decrease, unless the user says that the machine has changed (``--reset-reference``).
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from dsa_hw.errors import DsaError
+from dsa_hw.utils.files import cache_folder, write_text
+from dsa_hw.utils.text import one_line
 
 __all__ = ["Reference", "ReferenceFile"]
 
@@ -23,31 +25,34 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reference:
-    """``seconds`` of one control run, and the day it was measured."""
+    """A control reading on the undisturbed machine.
+
+    Attributes:
+        seconds: Seconds of one control run; joules where energy is measured.
+        day: The day on which it was measured.
+    """
 
     seconds: float
     day: str
 
 
-def _default_path() -> Path:
-    if folder := os.environ.get("DSA_HW_CACHE"):
-        return Path(folder) / "references.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsa_hw" / "references.json"
-
-
 class ReferenceFile:
-    """References by key (the digest of an environment) in one JSON file, replaced atomically."""
+    """References by key (the digest of an environment) in one JSON file.
+
+    Args:
+        path: The file; ``references.json`` in the user's cache folder if None.
+    """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = Path(path) if path is not None else _default_path()
+        self.path = Path(path) if path is not None else cache_folder() / "references.json"
         self._memory: dict[str, Reference] = {}
 
     def get(self, key: str) -> Reference | None:
-        """The stored reference, if there is one."""
+        """Return the stored reference, or None."""
         return self._read().get(key)
 
     def lower(self, key: str, seconds: float) -> Reference:
-        """Store ``seconds`` unless a lower reference is known; the one that holds now."""
+        """Store ``seconds`` unless a lower reference is known; return the one that is valid now."""
         known = self._read()
         found = known.get(key)
         if found is None or seconds < found.seconds:
@@ -56,7 +61,7 @@ class ReferenceFile:
         return found
 
     def reset(self, key: str) -> None:
-        """Forget a reference: the machine has changed for good."""
+        """Delete a reference, because the machine has changed."""
         self._memory.pop(key, None)
         self._write({k: v for k, v in self._read().items() if k != key})
 
@@ -67,7 +72,7 @@ class ReferenceFile:
         except FileNotFoundError:
             return dict(self._memory)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s cannot be read (%s); references start afresh", self.path, error)
+            _log.warning("Cannot read %s (%s). The references in it are ignored.", self.path, one_line(error))
             return dict(self._memory)
         return {k: v for k, v in found.items() if math.isfinite(v.seconds) and v.seconds > 0}
 
@@ -76,13 +81,11 @@ class ReferenceFile:
         text = json.dumps({k: {"seconds": v.seconds, "day": v.day} for k, v in references.items()}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-                file.write(text)
-            os.replace(file.name, self.path)
-        except OSError as error:
+            write_text(self.path, text)
+        except (OSError, DsaError) as error:
             _log.warning(
-                "the reference of the control workload cannot be kept in %s (%s): it holds for this process only; "
-                "set DSA_HW_CACHE to a folder that can be written",
+                "Cannot keep the reference of the control workload in %s (%s). It is valid for this process only. Set "
+                "DSA_HW_CACHE to a folder that can be written.",
                 self.path,
-                error,
+                one_line(error),
             )

@@ -1,4 +1,4 @@
-"""The rules of measuring: when to stop, and what to accept."""
+"""The rules of measuring: when to stop, and which runs and results to accept."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ __all__ = ["MeasuringRules"]
 
 @dataclass(frozen=True)
 class MeasuringRules:
-    """The rules of measuring. Times in seconds; the rest are shares.
+    """The rules of measuring; shares are relative, times are in seconds.
 
-    ``precision``: stop when the 95 % interval of the statistic is within this share of it. ``worst``: refuse a
-    measurement whose interval, or whose undetected inflation, is larger. ``tolerance``: a control reading (the mean
-    of a few milliseconds) within this share of the reference counts as undisturbed. ``waiting``: a visit that stood
-    without a processor for more than this share of its time is rejected. ``least_windows`` stands for ``least_runs``
-    and ``least_visits`` where energy is measured: a window is many runs already.
+    >>> MeasuringRules(statistic="p95").order
+    0.95
+    >>> MeasuringRules.allowing(0.05).worst
+    0.05
+
+    Attributes:
+        statistic: What is reported of the accepted runs: "quiet" (the lower quartile), "median", "p90", "p95" or
+            "p99".
+        precision: Stop when the 95% interval of the statistic is within this share of it.
+        worst: Refuse a measurement whose interval or undetected inflation is larger than this share.
+        tolerance: A control reading within this share of the reference counts as undisturbed.
+        waiting: Reject a visit that waited for a processor for more than this share of its time.
+        least_runs: Accepted runs that a measurement needs.
+        least_visits: Visits with accepted runs that a measurement needs.
+        least_windows: Replaces ``least_runs`` and ``least_visits`` for energy, where a window is many runs.
+        visit: Length of a visit to a network.
+        warm_in: Length of the runs that are discarded at the beginning of a visit.
     """
 
     statistic: str = "quiet"
@@ -33,7 +45,7 @@ class MeasuringRules:
 
     @classmethod
     def allowing(cls, share: float, statistic: str = "quiet") -> MeasuringRules:
-        """Rules that allow a disturbance of ``share`` (0.02 is the default): more gives an answer on a busy machine."""
+        """Return rules that allow a disturbance of ``share``; more than 0.02 gives results on a busy machine."""
         return cls(statistic, tolerance=max(cls.tolerance, share), worst=share)
 
     @property

@@ -1,1 +1,1 @@
-"""Profile a network: grid, design of configurations, measuring, the table."""
+"""Profiles of networks: grid, choice of configurations, measurements."""

@@ -1,4 +1,4 @@
-"""Which configurations to measure: spread evenly, on the grid, hold-out first; then where a cheap model knows least."""
+"""Choice of configurations to measure: evenly spread on the grid first, then where a simple model is uncertain."""
 
 from __future__ import annotations
 
@@ -6,66 +6,81 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import qmc
 
+from dsa_hw.channels import ChannelGroups
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.arrays import Floats, Ints
 
-__all__ = ["Space", "adaptive", "corners", "spread"]
+__all__ = ["Space", "adaptive", "corners", "spread", "work_of"]
 
-Widths = NDArray[np.int64]
-
-_LEAST_RATIO = 0.1  # keep ratios below this are outside what allocation asks for
+_LEAST_RATIO = 0.1  # allocations rarely use smaller keep ratios
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The widths that are sampled: for group k the multiples of ``grid[k]`` from a tenth of C_k up, and C_k itself."""
+    """The widths that are sampled: multiples of the grid from a tenth of the dense width, and the dense width.
 
-    sizes: Widths
-    grid: Widths
+    Attributes:
+        sizes: The dense width of each group, shape (K,).
+        grid: The step of each group's widths, shape (K,).
+    """
+
+    sizes: Ints
+    grid: Ints
 
     def __post_init__(self) -> None:
         if self.sizes.ndim != 1 or len(self.sizes) == 0:
-            raise ProfileError("this network has no channel group, so there is only one configuration; use measure")
+            raise ProfileError(
+                "This network has no channel groups and so only one configuration. Use measure instead of profile."
+            )
         if self.grid.shape != self.sizes.shape or np.any(self.grid < 1):
             raise ProfileError(
-                f"a grid of at least 1 per group is needed, got {self.grid.tolist()} for {len(self.sizes)} groups"
+                f"`grid` must have a step of at least 1 for each of {len(self.sizes)} groups; got {self.grid.tolist()}."
             )
 
     @staticmethod
-    def of(names: Sequence[str], sizes: Widths, grid: Mapping[str, int]) -> Space:
-        """From the grid by group name."""
+    def of(names: Sequence[str], sizes: Ints, grid: Mapping[str, int]) -> Space:
+        """Return the space of groups with a grid by group name; groups without one have step 1."""
         return Space(np.asarray(sizes, np.int64), np.asarray([grid.get(n, 1) for n in names], np.int64))
 
     @property
-    def smallest(self) -> Widths:
+    def smallest(self) -> Ints:
         """The narrowest width of each group, shape (K,)."""
         return self.nearest(np.full(len(self.sizes), 0.0))
 
-    def nearest(self, alpha: NDArray[np.float64]) -> Widths:
-        """Keep ratios (..., K) -> the nearest widths of the space."""
+    def nearest(self, alpha: Floats) -> Ints:
+        """Return the widths of the space that are nearest to keep ratios (..., K)."""
         wanted = np.clip(alpha, _LEAST_RATIO, 1) * self.sizes
         steps = np.maximum(np.rint(wanted / self.grid), 1) * self.grid
-        # The dense width counts as on the grid; it wins where it is nearer, and where a step would go beyond it.
+        # The dense width counts as on the grid. It is used where it is nearer, and where a step would exceed it.
         widths = np.where((steps > self.sizes) | (self.sizes - wanted < np.abs(steps - wanted)), self.sizes, steps)
         return widths.astype(np.int64)
 
 
-def corners(space: Space) -> Widths:
-    """Dense, smallest, and narrow-early / narrow-late, shape (<= 4, K) without repetition; the dense one first."""
+def corners(space: Space) -> Ints:
+    """Return dense, smallest, narrow-early and narrow-late, shape (<= 4, K), distinct and in this order."""
     early = np.arange(len(space.sizes)) < len(space.sizes) / 2
     rows = [space.sizes, space.smallest, np.where(early, space.smallest, space.sizes)]
     rows.append(np.where(early, space.sizes, space.smallest))
     return _distinct(np.asarray(rows), ())
 
 
-def spread(space: Space, n: int, seed: int, avoid: Collection[tuple[int, ...]] = ()) -> Widths:
-    """``n`` distinct configurations that cover the space evenly, shape (<= n, K); fewer where there are no more.
+def spread(space: Space, n: int, seed: int, avoid: Collection[tuple[int, ...]] = ()) -> Ints:
+    """Return distinct configurations that cover the space evenly.
 
-    A scrambled Sobol sequence over K + 1 numbers. Rounding K independent uniform keep ratios would make all networks
-    cost about the same (sums concentrate), so the extra number s sets the overall size: alpha_k = u_k^p with
+    They come from a scrambled Sobol sequence over K + 1 numbers. With K independent uniform keep ratios all networks
+    would cost about the same (sums concentrate), so the additional number s sets the overall size: alpha_k = u_k^p with
     p = log s / log 1/2, whose median is s.
+
+    Args:
+        space: The widths to sample.
+        n: Number of configurations.
+        seed: Seed of the sequence.
+        avoid: Configurations to leave out.
+
+    Returns:
+        Widths, shape (<= n, K); fewer than n where the space has no more.
     """
     found: list[tuple[int, ...]] = []
     taken = set(avoid)
@@ -86,18 +101,30 @@ def spread(space: Space, n: int, seed: int, avoid: Collection[tuple[int, ...]] =
 def adaptive(
     space: Space,
     n: int,
-    measured: Widths,
-    seconds: NDArray[np.float64],
-    features: NDArray[np.float64] | None,
-    pool: Widths,
-    pool_features: NDArray[np.float64] | None,
-) -> Widths:
-    """The ``n`` configurations of ``pool`` (P, K) about which a Gaussian process knows least, shape (<= n, K).
+    measured: Ints,
+    values: Floats,
+    features: Floats | None,
+    pool: Ints,
+    pool_features: Floats | None,
+) -> Ints:
+    """Return the configurations of a pool for which a Gaussian process is most uncertain.
 
-    The process models log seconds (relative error is what counts) at ``measured`` (N, K), with a linear kernel on
-    the logarithm of physics ``features`` (N, D) and on keep ratios, plus a squared exponential on those. Scales by
-    maximum likelihood over a small grid. Its variance does not depend on outcomes, so a whole batch is chosen greedily:
-    take the most uncertain point, condition on it, repeat.
+    The process models the logarithm of the cost, because relative errors matter. Its kernel is linear in the logarithm
+    of the features and in keep ratios, plus a squared exponential of keep ratios. Its scales maximise the likelihood
+    over a small grid. Its variance does not depend on outcomes, so a whole batch is chosen greedily: take the most
+    uncertain point, condition on it, repeat.
+
+    Args:
+        space: The widths to sample.
+        n: Number of configurations.
+        measured: Widths of the measured configurations, shape (N, K).
+        values: Their costs, shape (N,).
+        features: Their positive features, for example `work_of`, shape (N, D); None for keep ratios alone.
+        pool: Widths to choose from, shape (P, K).
+        pool_features: Their features, shape (P, D).
+
+    Returns:
+        Widths, shape (<= n, K).
     """
     if not len(pool) or n <= 0:
         return np.zeros((0, len(space.sizes)), np.int64)
@@ -106,10 +133,10 @@ def adaptive(
     if features is not None and pool_features is not None:
         physical, other_physical = _standard(np.log(features), np.log(pool_features))
         linear, other_linear = np.hstack([linear, physical]), np.hstack([other_linear, other_physical])
-    target = np.log(seconds) - np.log(seconds).mean()
+    target = np.log(values) - np.log(values).mean()
     target = target / (target.std() or 1.0)
 
-    def kernel(a: int, b: int, scale: float, share: float) -> NDArray[np.float64]:
+    def kernel(a: int, b: int, scale: float, share: float) -> Floats:
         x, y = (alpha, other)[a], (alpha, other)[b]
         u, v = (linear, other_linear)[a], (linear, other_linear)[b]
         distance = ((x[:, None, :] - y[None, :, :]) ** 2).mean(axis=2)
@@ -139,15 +166,15 @@ def adaptive(
     return pool[picked]
 
 
-def _standard(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Both centred and scaled by the mean and deviation of their union."""
+def _standard(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Centre and scale both by the mean and standard deviation of their union."""
     both = np.vstack([a, b])
     mean, scale = both.mean(axis=0), both.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     return (a - mean) / scale, (b - mean) / scale
 
 
-def _distinct(rows: Widths, avoid: Collection[tuple[int, ...]]) -> Widths:
+def _distinct(rows: Ints, avoid: Collection[tuple[int, ...]]) -> Ints:
     seen, kept = set(avoid), []
     for row in rows:
         key = tuple(int(w) for w in row)
@@ -155,3 +182,15 @@ def _distinct(rows: Widths, avoid: Collection[tuple[int, ...]]) -> Widths:
             seen.add(key)
             kept.append(row)
     return np.asarray(kept, np.int64).reshape(-1, rows.shape[1])
+
+
+def work_of(groups: ChannelGroups, widths: Ints) -> Floats:
+    """Return FLOPs, weights read and activations written of configurations (N, K), plus 1 each; shape (N, 3)."""
+    alpha = widths / groups.sizes
+    total = np.ones((len(widths), 3))
+    for operation in groups.operations:
+        total[:, 0] += sum(term(alpha) for term in operation.flops)
+        total[:, 1] += sum(term(alpha) for term in operation.weights)
+        if not operation.view:
+            total[:, 2] += operation.output(alpha)
+    return total

@@ -10,7 +10,14 @@ __all__ = ["Event", "Listener"]
 
 @dataclass(frozen=True)
 class Event:
-    """Progress: the stage, what is being measured, how much of the stage is done, the share of runs accepted."""
+    """Progress of a profile.
+
+    Attributes:
+        stage: What is done at the moment.
+        what: The network that it is done with.
+        done: Share of the profile that is done; None where it is not known.
+        accepted: Share of the runs that were accepted; None before the first run.
+    """
 
     stage: str
     what: str = ""
@@ -19,3 +26,4 @@ class Event:
 
 
 Listener = Callable[[Event], None]
+"""A function that shows progress."""

@@ -1,8 +1,8 @@
-"""Which channel counts a target likes.
+"""The grid: which channel counts a target runs efficiently.
 
-Kernels work in blocks: on many CPUs 63 channels take longer than 64. For the heaviest channel groups, the operations
-that make and use them are rebuilt alone, at real sizes, on the real target, and their width is swept. The grid is the
-finest one whose widths take no longer than coarser, better aligned ones would make expect.
+Kernels work in blocks: on many CPUs 63 channels take longer than 64. For the channel groups with the most work, the
+operations that produce and consume them are rebuilt alone, at their real sizes, on the real target, and their width is
+swept. The grid is the finest one whose widths take no longer than predicted from coarser grids.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dsa_hw.errors import ProfileError
-from profilers.measuring.measurement import Measurement
+from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.modules import evaluating
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer, artefact_of, input_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from dsa_hw.channels import ChannelGroups
-    from profilers.measuring.bench import Bench
+    from profilers.measuring.bench import Bench, OnVisit
 
-__all__ = ["Evidence", "Sweep", "excess", "find_grid", "finest_free_grid", "plot", "sweeps"]
+__all__ = ["Evidence", "Sweep", "excess", "find_grid", "finest_free_grid", "sweeps"]
 
 _CANDIDATES = (32, 16, 8, 4, 2, 1)
 _TOLERATED = 0.03  # of excess
-_LEAST_SWEPT = 0.75  # of the widths of a sweep must be trusted, or it is no evidence
+_LEAST_SWEPT = 0.75  # of the widths of a sweep must be trusted, or the sweep is not used
 _USUAL = 8  # channels; the vector units of most devices work on a multiple of 4 or 8 floats
 
 _log = logging.getLogger(__name__)
@@ -42,10 +40,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Evidence:
-    """One point of a sweep: the group, its width, the channels that makes, and what they took (seconds, 95 % interval).
+    """One point of a sweep.
 
-    ``excess`` is the share of time beyond what widths on the grid would take, ``divisor`` the largest power of two in
-    ``channels``, up to 32.
+    Attributes:
+        group: The swept channel group.
+        width: Its width.
+        channels: The channels of the tensor at that width.
+        seconds: The measured time.
+        low: Lower end of its 95% interval.
+        high: Upper end of its 95% interval.
+        runs: Number of accepted runs.
+        excess: Share of time beyond what is predicted from widths on the grid.
+        divisor: Largest power of two that divides ``channels``, up to 32.
     """
 
     group: str
@@ -61,9 +67,15 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The operations around one group, as functions of its width; ``unit`` channels go with one unit of width.
+    """The operations around one group, as functions of its width.
 
-    Where several groups lie side by side in one tensor, it is the tensor that is swept: its width makes the blocks.
+    Where several groups are concatenated in one tensor, the tensor is swept, because its width determines the blocks.
+
+    Attributes:
+        group: Name of the group.
+        size: Its dense width.
+        unit: Channels per unit of width.
+        make: Returns the operations at a width.
     """
 
     group: str
@@ -73,7 +85,17 @@ class Sweep:
 
 
 def sweeps(model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...], most: int = 3) -> list[Sweep]:
-    """The heaviest groups that have convolutions or linear layers around them, distinct in shape, heaviest first."""
+    """Return sweeps of the groups with the most FLOPs that have convolutions or linear layers around them.
+
+    Args:
+        model: The network.
+        groups: Its channel groups.
+        inputs: Its example inputs.
+        most: Number of sweeps.
+
+    Returns:
+        Sweeps of distinct shapes, the one with the most FLOPs first.
+    """
     layers = _layers(model, inputs)
     shares = groups.to_frame().set_index("group")["flops_share"]
     found: list[Sweep] = []
@@ -89,7 +111,7 @@ def sweeps(model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...], mos
 
 
 def _layers(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Layer]:
-    """Every convolution and linear layer of the network with the spatial size that it meets."""
+    """Return every convolution and linear layer of the network, with the spatial size of its input."""
     found: dict[str, Layer] = {}
 
     def remember(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -111,27 +133,24 @@ def _layers(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Layer]:
         return hook
 
     handles = [module.register_forward_pre_hook(remember(name)) for name, module in model.named_modules()]
-    was = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            model.eval()(*inputs)
+        with evaluating(model), torch.no_grad():
+            model(*inputs)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in was.items():
-            module.training = training
     return found
 
 
 def _around(groups: ChannelGroups, name: str, layers: Mapping[str, Layer]) -> Sweep | None:
-    """The heaviest producer, a depthwise convolution behind it if there is one, and the heaviest consumer, in a row.
+    """Return the producer with the most work, a following depthwise convolution, and the consumer with the most work.
 
-    Where their sizes do not fit (a pooling in between), the heavier of the two alone.
+    Where their sizes do not match (a pooling between them), the producer alone. None where no layer produces the group.
     """
     k = groups.names.index(name)
     size = int(groups.sizes[k])
     everything = [np.arange(int(c)) for c in groups.sizes]
-    everything[k] = everything[k][:-1]  # without the last unit: what becomes shorter belongs to the group
+    everything[k] = everything[k][:-1]  # without the last unit: tensors that become smaller belong to the group
     made: dict[str, int] = {}
     used: dict[str, int] = {}
     for tensor, cuts in groups.slices(everything).items():
@@ -171,7 +190,7 @@ def _around(groups: ChannelGroups, name: str, layers: Mapping[str, Layer]) -> Sw
 
 
 def swept_widths(size: int, few: bool = False) -> list[int]:
-    """Widths to sweep, widest first: close together below C, 3/4 C and C/2, so that every divisor occurs."""
+    """Return the widths to sweep, widest first: several below C, 3/4 C and C/2, so that every divisor occurs."""
     offsets = (0, 1, 2, 4, 8, 16) if few else (0, 1, 2, 4, 8, 12, 16)
     bases = (size, size // 2) if few else (size, 3 * size // 4, size // 2)
     reach = max(size // 4, 1)
@@ -179,11 +198,18 @@ def swept_widths(size: int, few: bool = False) -> list[int]:
     return sorted(widths, reverse=True)
 
 
-def excess(channels: NDArray[np.float64], seconds: NDArray[np.float64], grid: int) -> NDArray[np.float64]:
-    """Time beyond what the widths on ``grid`` take, as a share of that; shapes (n,), 0 on the grid.
+def excess(channels: Floats, seconds: Floats, grid: int) -> Floats:
+    """Return the time beyond what is predicted from widths on a grid, as a share of the prediction.
 
-    Between two widths of the grid the time is interpolated, outside them extrapolated from the nearest two: what the
-    channels would cost if the target took any number as gladly as multiples of ``grid``.
+    The prediction interpolates between widths on the grid and extrapolates from the nearest two outside them.
+
+    Args:
+        channels: Channel counts, shape (n,).
+        seconds: Their times, shape (n,).
+        grid: The step of the grid.
+
+    Returns:
+        Shares, shape (n,); 0 on the grid.
     """
     on = np.flatnonzero(channels % grid == 0)
     on = on[np.argsort(channels[on])]
@@ -196,17 +222,27 @@ def excess(channels: NDArray[np.float64], seconds: NDArray[np.float64], grid: in
     return np.where(usual > 0, seconds / np.where(usual > 0, usual, 1.0) - 1, 0.0)
 
 
-def finest_free_grid(channels: NDArray[np.float64], seconds: NDArray[np.float64], tolerated: float = _TOLERATED) -> int:
-    """The finest grid (in channels) without a penalty, from a sweep.
+def finest_free_grid(channels: Floats, seconds: Floats, tolerated: float = _TOLERATED) -> int:
+    """Return the finest grid (in channels) without a time penalty.
 
-    From coarse to fine: a divisor is as good as the grid so far if three quarters of the channel counts with exactly
-    that divisor take at most ``tolerated`` longer than the grid so far says. The first that is not ends the search.
+    Divisors are tried from coarse to fine. A divisor is accepted if three quarters of the channel counts with exactly
+    that divisor take at most ``tolerated`` longer than predicted from the grid so far. The first that is not accepted
+    ends the search.
+
+    >>> channels = np.arange(8.0, 65.0)
+    >>> finest_free_grid(channels, 1e-3 * np.ceil(channels / 16))  # blocks of 16 channels
+    16
+
+    Args:
+        channels: Channel counts of a sweep, shape (n,).
+        seconds: Their times, shape (n,).
+        tolerated: Accepted excess.
     """
     divisors = np.gcd(channels.astype(np.int64), _CANDIDATES[0])
     grid = next((d for d in _CANDIDATES if (divisors >= d).sum() >= 2), 1)
     for divisor in _CANDIDATES[_CANDIDATES.index(grid) + 1 :]:
         on = channels[divisors >= grid]
-        new = (divisors == divisor) & (channels > on.min()) & (channels < on.max())  # extrapolation is no evidence
+        new = (divisors == divisor) & (channels > on.min()) & (channels < on.max())  # extrapolation does not count
         if not new.any():
             continue
         if np.quantile(excess(channels, seconds, grid)[new], 0.75) > tolerated:
@@ -223,12 +259,24 @@ def find_grid(
     batch: int = 1,
     few: bool = False,
     limit: float = 60.0,
-    on_visit: Callable[[str, Any, Measurement], None] | None = None,
+    on_visit: OnVisit | None = None,
 ) -> tuple[dict[str, int], list[Evidence]]:
-    """Sweep, and give every group its grid in units of width; with the evidence.
+    """Measure sweeps and return the grid of every group.
 
-    A group that was not swept, or not well enough, gets what most of the others like; where there are none, multiples
-    of 8 channels, with a warning. A grid is halved until it leaves a group at least two widths.
+    A group that was not swept, or not precisely enough, gets the grid of most other groups. Where there is none, it is
+    8 channels, with a warning. A grid is halved until it leaves a group at least two widths.
+
+    Args:
+        bench: Where to measure.
+        groups: The channel groups.
+        swept: The sweeps, see `sweeps`.
+        batch: Batch size.
+        few: Sweep fewer widths, on targets that load slowly.
+        limit: Time limit in seconds.
+        on_visit: Called after each visit, see `profilers.measuring.bench.OnVisit`.
+
+    Returns:
+        The grid in units of width by group, and the measured points.
     """
     rules = _relaxed(bench.rules)
     networks, about = {}, {}
@@ -266,8 +314,8 @@ def find_grid(
         ]
     if swept and not choices:
         _log.warning(
-            "The channel counts that suit %s could not be determined within %.0f s; multiples of %d are used. Repeat "
-            "the command on a quieter machine, or choose a grid with --grid.",
+            "Could not determine the channel counts that %s runs efficiently within %.0f s. Multiples of %d are used. "
+            "Repeat the command on a quieter machine, or choose a grid with --grid.",
             bench.target.title, limit, _USUAL,
         )  # fmt: skip
         return fixed_grid(groups, _USUAL), []
@@ -275,12 +323,18 @@ def find_grid(
 
 
 def _relaxed(rules: MeasuringRules) -> MeasuringRules:
-    """A saw-tooth is larger than the precision that a profile needs, so a sweep may be quicker."""
+    """Return rules for a sweep, which needs less precision than a profile."""
     return replace(rules, precision=1.5 * rules.precision, worst=2 * rules.worst, least_runs=8, least_visits=4)
 
 
 def spread_grid(groups: ChannelGroups, choices: Mapping[str, int], units: Mapping[str, int]) -> dict[str, int]:
-    """Grid in channels of some groups -> grid in units of width of all groups."""
+    """Return the grid of all groups in units of width, from that of some groups in channels.
+
+    Args:
+        groups: The channel groups.
+        choices: Grid in channels by group.
+        units: Channels per unit of width by group; 1 where missing.
+    """
     usual = max(Counter(choices.values()).items(), key=lambda item: (item[1], item[0]))[0] if choices else 1
     found = {}
     for name, size in zip(groups.names, groups.sizes, strict=True):
@@ -293,30 +347,7 @@ def spread_grid(groups: ChannelGroups, choices: Mapping[str, int], units: Mappin
 
 
 def fixed_grid(groups: ChannelGroups, grid: int) -> dict[str, int]:
-    """The same grid for every group, as far as its size allows."""
+    """Return the same grid for every group, as far as its size allows."""
     if grid < 1:
-        raise ProfileError(f"grid {grid} asked for; use auto, or a number of channels from 1")
+        raise ProfileError(f"`grid` must be 'auto' or a number of channels from 1; got {grid}.")
     return spread_grid(groups, dict.fromkeys(groups.names, grid), {})
-
-
-def plot(evidence: Sequence[Evidence | Mapping[str, Any]], grid: Mapping[str, int], title: str) -> Figure:
-    """The saw-tooth: time against channels for every swept group, widths on the grid marked."""
-    from matplotlib.figure import Figure
-
-    rows = [asdict(e) if isinstance(e, Evidence) else dict(e) for e in evidence]
-    names = list(dict.fromkeys(r["group"] for r in rows))
-    figure = Figure(figsize=(4.5 * max(len(names), 1), 3.6), layout="constrained")
-    for i, name in enumerate(names):
-        axis = figure.add_subplot(1, len(names), i + 1)
-        points = sorted((r for r in rows if r["group"] == name), key=lambda r: r["channels"])
-        x = np.asarray([p["channels"] for p in points])
-        y, low, high = (1e3 * np.asarray([p[key] for p in points]) for key in ("seconds", "low", "high"))
-        axis.plot(x, y, color="0.6", linewidth=1, zorder=1)
-        axis.errorbar(x, y, yerr=[np.maximum(y - low, 0), np.maximum(high - y, 0)], fmt="none", ecolor="0.6", zorder=1)
-        on = np.asarray([p["width"] % grid.get(name, 1) == 0 for p in points])
-        axis.scatter(x[~on], y[~on], s=22, facecolors="white", edgecolors="#b03a2e", label="off the grid", zorder=2)
-        axis.scatter(x[on], y[on], s=26, color="#1f618d", label=f"multiples of {grid.get(name, 1)}", zorder=3)
-        axis.set(title=name, xlabel="channels", ylabel="ms" if i == 0 else "")
-        axis.legend(frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    return figure

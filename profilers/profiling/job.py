@@ -1,4 +1,4 @@
-"""One profile, step by step: groups, export, grid, design, measuring in rounds, store."""
+"""One profile, step by step: channel groups, export, grid, design, measurements, store."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 from torch import nn
 
+from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import MeasurementError, ProfileError
+from dsa_hw.profiles import QUANTITIES, Profile
+from dsa_hw.utils.text import unknown_name
 from profilers import machine
 from profilers.measuring import environment as environments
 from profilers.measuring.bench import Bench
+from profilers.measuring.energy_bench import EnergyBench
 from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.reference import ReferenceFile
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling import grid as grids
-from profilers.profiling.design import Space, adaptive, corners, spread
+from profilers.profiling.design import Space, adaptive, corners, spread, work_of
 from profilers.profiling.events import Event, Listener
 from profilers.storage.store import Store, StoredConfiguration, identity
-from profilers.storage.tables import measurements, profile_table
+from profilers.storage.tables import measurements, read_profile
 from profilers.targets import Loaded, Target
-
-if TYPE_CHECKING:
-    from dsa_hw.channels import ChannelGroups
 
 __all__ = ["ProfileJob", "bench_for"]
 
 _log = logging.getLogger(__name__)
 
 _WAVE_BYTES = 2**31  # memory for networks that are loaded at the same time
-_WAVE = 64
-_LEAST = 12  # usable configurations, hold-out apart: a profile with fewer is refused
-_LEAST_SHARE = 0.9  # of the configurations asked for, where that is fewer than 12
-_FIRST_SHARE = 0.75  # of the time is for the even part of the design, the rest for the adaptive part and repetitions
+_WAVE = 64  # networks that are loaded at the same time
+_LEAST = 12  # trusted configurations besides the hold-out; a profile with fewer is refused
+_LEAST_SHARE = 0.9  # of the requested configurations, where that is fewer than 12
+_FIRST_SHARE = 0.75  # of the time is for the first part of the design, the rest for the second and for repetitions
 _SAVE_EVERY = 1.0  # seconds between transactions
 
 
@@ -62,18 +61,45 @@ class _Clock:
 
 
 def bench_for(quantity: str, target: Target, *, counter: Any = None, **options: Any) -> Bench:
-    """The bench that measures ``quantity``; ``options`` as for `Bench`."""
-    if quantity == "latency":
-        return (target.bench_class or Bench)(target, **options)
-    if quantity != "energy":
-        raise ProfileError(f"quantity {quantity!r} is not known; choose latency or energy")
-    from profilers.measuring.energy_bench import EnergyBench
+    """Return the bench that measures a quantity on a target.
 
-    return EnergyBench(target, counter, **options)
+    Args:
+        quantity: "latency" or "energy".
+        target: Where networks run.
+        counter: The energy meter, see `profilers.measuring.counters.Counter.of`; the device's own if None.
+        **options: Further arguments of the bench.
+
+    Raises:
+        ProfileError: The quantity is unknown.
+    """
+    if quantity not in QUANTITIES:
+        raise ProfileError(unknown_name("quantity", quantity, QUANTITIES, "quantities"))
+    if quantity == "energy":
+        return EnergyBench(target, counter, **options)
+    return (target.bench_class or Bench)(target, **options)
 
 
 class ProfileJob:
-    """One call of `profile`, step by step."""
+    """One call of `profilers.profile`, or the part of one kind of board in `profilers.fleet.profile_fleet`.
+
+    Args:
+        model: The network.
+        inputs: Its example inputs.
+        target: Where to measure.
+        store: Where runs are kept.
+        rules: The rules of measuring.
+        references: Where references of the control workload are kept; the user's cache folder if None.
+        reset_reference: Forget the reference of this environment.
+        seed: Seed of the sampling and of the order of visits.
+        name: Name of the network.
+        groups: Its channel groups; found if None.
+        deadline: When to stop, by ``time.monotonic``.
+        limit: The time limit in seconds, for messages.
+        listener: Called with the progress.
+        quantity: "latency" or "energy".
+        counter: The energy meter, see `profilers.measuring.counters.Counter.of`.
+        builder: Builds configurations; made if None.
+    """
 
     def __init__(
         self,
@@ -95,8 +121,6 @@ class ProfileJob:
         counter: Any,
         builder: ConfigurationBuilder | None = None,
     ) -> None:
-        from dsa_hw.channels import find_groups
-
         self.clock = _Clock()
         self.model, self.inputs, self.target, self.store = model, inputs, target, store
         self.rules, self.seed, self.name, self.notify = rules, seed, name, listener
@@ -111,7 +135,7 @@ class ProfileJob:
         with self.clock.stage("calibration"):
             references = references or ReferenceFile()
             self.bench = bench_for(quantity, target, counter=counter, rules=rules, references=references, seed=seed)
-            # Widths that a target likes are those its kernels like: found by time, which is read in a second.
+            # The grid depends on the kernels. Time shows it within a second, energy would take minutes.
             self.timer = self.bench if quantity == "latency" else Bench(target, references=references, seed=seed)
             if reset_reference:
                 references.reset(self.bench.key)
@@ -122,29 +146,44 @@ class ProfileJob:
         self._unsaved: list[tuple[str, Samples]] = []
         self._saved = time.monotonic()
 
-    def run(self, samples: int, holdout: int, grid: str | int) -> pd.DataFrame:
-        """Grid, hold-out, design, adaptive part; then the table."""
-        widths = self._grid(grid)
-        space = Space.of(self.groups.names, self.groups.sizes, widths)
+    def run(self, samples: int, holdout: int, grid: str | int) -> Profile:
+        """Find the grid, draw configurations, measure them, and return the profile.
+
+        Args:
+            samples: Configurations besides the hold-out.
+            holdout: Configurations of the hold-out.
+            grid: "auto", or a number of channels.
+
+        Raises:
+            MeasurementError: Too few configurations can be trusted.
+        """
+        space = Space.of(self.groups.names, self.groups.sizes, self._grid(grid))
         with self.clock.stage("check"):
             self.notify(Event("checking against the shrunk network"))
             agreement = self.builder.check(self.seed)
-        self._measure(self._design(space, samples, holdout), _FIRST_SHARE * self._left())
-        design = self._adapted(space, samples)
-        while self._measure(design, self._left()):  # a reference that fell since makes finished ones doubtful again
+        self._measure(self._first_design(space, samples, holdout), _FIRST_SHARE * self._left())
+        design = self._full_design(space, samples)
+        while self._measure(design, self._left()):  # a reference that fell makes finished measurements doubtful again
             pass
         self._refuse_or_warn(design, samples)
-        table = profile_table(self.store, self.network, self.environment, self.rules)
-        table.attrs |= {"breakdown": dict(self.clock.seconds), "prepared": self.builder.how, "agreement": agreement}
-        return table
+        return read_profile(
+            self.store,
+            self.network,
+            self.environment,
+            self.rules,
+            breakdown=dict(self.clock.seconds),
+            prepared=self.builder.how,
+            agreement=agreement,
+        )
 
     def _register(self) -> str:
+        """Add environment and network to the store and return the identity of the network."""
         about = {
             "names": list(self.groups.names),
             "sizes": [int(c) for c in self.groups.sizes],
             "fingerprint": self.groups.fingerprint,
             "inputs": [[list(x.shape), str(x.dtype)] for x in self.inputs],
-            # The fingerprint covers tensors; strides and pooling show in the work of each operation.
+            # The fingerprint covers tensors; strides and pooling change the work of operations.
             "operations": [
                 [o.kind, *(t(np.ones(len(self.groups))).item() for t in o.flops)] for o in self.groups.operations
             ],
@@ -161,8 +200,8 @@ class ProfileJob:
         if others and self.environment not in others:
             changed = environments.differences(list(others.values())[-1], self.bench.environment)
             _log.warning(
-                "%s holds measurements of this network from another environment (%s); they are kept apart, and this "
-                "environment is measured afresh",
+                "%s contains measurements of this network from another environment (%s). They are kept separately, and "
+                "this environment is measured from the beginning.",
                 self.store.path,
                 changed,
             )
@@ -178,7 +217,7 @@ class ProfileJob:
             try:
                 found = grids.fixed_grid(self.groups, int(wanted))
             except ValueError as error:
-                raise ProfileError(f"grid {wanted!r} asked for; use auto, or a number of channels from 1") from error
+                raise ProfileError(f"`grid` must be 'auto' or a number of channels from 1; got {wanted!r}.") from error
             self.store.set_grid(self.network, self.environment, found, [])
             return found
         known = self.store.grid(self.network, self.environment)
@@ -199,8 +238,8 @@ class ProfileJob:
         self.store.set_grid(self.network, self.environment, found, [asdict(e) for e in evidence])
         return found
 
-    def _design(self, space: Space, samples: int, holdout: int) -> list[StoredConfiguration]:
-        """Hold-out first, then dense, corners and the even part of the training configurations."""
+    def _first_design(self, space: Space, samples: int, holdout: int) -> list[StoredConfiguration]:
+        """Add the hold-out, the dense network, corners and the evenly spread configurations; return all."""
         store, network, environment = self.store, self.network, self.environment
         drawn = corners(space)
         present = store.design(network, environment)
@@ -219,8 +258,8 @@ class ProfileJob:
             store.add_design(network, environment, rows[: samples - 1], "train")
         return store.design(network, environment)
 
-    def _adapted(self, space: Space, samples: int) -> list[StoredConfiguration]:
-        """The rest of the training configurations, where a cheap model of what was measured knows least."""
+    def _full_design(self, space: Space, samples: int) -> list[StoredConfiguration]:
+        """Add the other configurations, where a simple model of the measured ones is most uncertain; return all."""
         present = self.store.design(self.network, self.environment)
         missing = samples - sum(c.split != "holdout" for c in present)
         found = measurements(self.store, self.network, self.environment, self.rules)
@@ -229,27 +268,17 @@ class ProfileJob:
             return present
         pool = spread(space, 256, self.seed + 2, {c.widths for c in present})
         known = np.asarray([c.widths for c in usable], np.int64)
-        seconds = np.asarray([found[c.id].value for c in usable])
-        rows = adaptive(space, missing, known, seconds, self._physics(known), pool, self._physics(pool))
+        values = np.asarray([found[c.id].value for c in usable])
+        work, pool_work = work_of(self.groups, known), work_of(self.groups, pool)
+        rows = adaptive(space, missing, known, values, work, pool, pool_work)
         self.store.add_design(self.network, self.environment, rows.tolist(), "train")
         return self.store.design(self.network, self.environment)
 
-    def _physics(self, widths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """FLOPs, weights read and activations written of configurations (N, K), plus 1 each; shape (N, 3)."""
-        alpha = widths / self.groups.sizes
-        total = np.ones((len(widths), 3))
-        for operation in self.groups.operations:
-            total[:, 0] += sum(term(alpha) for term in operation.flops)
-            total[:, 1] += sum(term(alpha) for term in operation.weights)
-            if not operation.view:
-                total[:, 2] += operation.output(alpha)
-        return total
-
     def _measure(self, design: Sequence[StoredConfiguration], limit: float) -> bool:
-        """Measure what is not finished or not trusted yet, in waves that fit into memory; whether anything was run."""
+        """Measure what is not finished and trusted, in waves that fit into memory; return whether anything was run."""
         found = measurements(self.store, self.network, self.environment, self.rules)
         pending = [c for c in design if c.id not in found or not (found[c.id].finished and found[c.id].trusted)]
-        # Runs of a session that was disturbed too much do not count: the configuration starts afresh.
+        # Runs of a session that was disturbed too much do not count.
         quiet = {id for id, m in found.items() if m.hidden <= self.rules.worst}
         earlier = {c.id: found[c.id].samples for c in pending if c.id in quiet}
         rng = np.random.default_rng(self.seed)
@@ -284,12 +313,10 @@ class ProfileJob:
         limit: float,
         progress: tuple[float, float],
     ) -> bool:
-        """Measure loaded networks in a session of their own; whether there were any runs."""
+        """Measure loaded networks in a session of the store; return whether there were any runs."""
         short = {c.id: _short(c) for c in part}
-        energy = "quantity" in self.bench.environment
-        least = self.rules.least_windows if energy else self.rules.least_runs
-        ready = dict.fromkeys(short, 0.0)  # share of the runs that a configuration needs at least
-        hidden = dict.fromkeys(short, 0.0)  # as far as the bench itself says it while it measures
+        ready = dict.fromkeys(short, 0.0)  # share of the runs that a configuration needs
+        hidden = dict.fromkeys(short, 0.0)  # as far as the bench knows it while it measures
         tally = {"runs": 0, "accepted": 0}
         away = self.target.remote_device
         session = self.store.add_session(
@@ -310,7 +337,7 @@ class ProfileJob:
             accepted = int(samples.accepted(self.bench.reference.seconds, self.rules).sum())
             tally["runs"] += len(samples)
             tally["accepted"] += accepted
-            ready[id] = min(ready[id] + accepted / least, 1.0)
+            ready[id] = min(ready[id] + accepted / so_far.needed[0], 1.0)
             done = progress[0] + progress[1] * sum(ready.values()) / len(ready)
             self.notify(Event("measuring", short[id], done, tally["accepted"] / max(tally["runs"], 1)))
             if time.monotonic() - self._saved > _SAVE_EVERY:
@@ -330,6 +357,7 @@ class ProfileJob:
         self._saved = time.monotonic()
 
     def _refuse_or_warn(self, design: Sequence[StoredConfiguration], samples: int) -> None:
+        """Refuse a profile with too few trusted configurations; warn of the others that are left out."""
         found = measurements(self.store, self.network, self.environment, self.rules)
         doubtful = [c for c in design if c.id not in found or not found[c.id].trusted]
         if not doubtful:
@@ -342,16 +370,18 @@ class ProfileJob:
                 raise self.bench.explain(tried, self.limit)
             raise MeasurementError(
                 f"Only {usable} of {len(fitted)} configurations were measured within the time limit of "
-                f"{self.limit:.0f} s. Give more time with --time-limit; the same command continues."
+                f"{self.limit:.0f} s. Give more time with --time-limit. The same command continues."
             )
         _log.warning(
-            "%d of %d configurations could not be measured well enough and are left out; the same command continues.",
+            "%d of %d configurations could not be measured precisely enough and are left out. The same command "
+            "continues.",
             len(doubtful),
             len(design),
         )
 
 
 def _short(configuration: StoredConfiguration) -> str:
+    """Return a configuration as text for a progress bar."""
     widths = configuration.widths
     shown = ",".join(map(str, widths[:6])) + ("..." if len(widths) > 6 else "")
     return f"{configuration.split} {shown}"

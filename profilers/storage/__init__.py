@@ -1,1 +1,1 @@
-"""The store of measurements and the tables read from it."""
+"""The store of all runs, and the profiles and tables read from it."""

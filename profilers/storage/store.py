@@ -1,13 +1,14 @@
-"""One SQLite file that keeps every run: durable, content-addressed, resumable.
+"""The store: one SQLite file with every run of every profile.
 
-Rows are found by the hash of what they are about (target, environment, network, configuration), so the same thing
-asked twice is the same row. Runs are raw and never changed; statistics and acceptance are derived when read, by the
-lowest reference known, so a better reference found later corrects old judgements too. Reference and hidden inflation
-are written in the same transaction as the runs they judge: runs without them are not trusted. In an environment whose
-``quantity`` is energy, the columns seconds, control_before and control_after hold joules.
+Rows are identified by the hash of their content (target, environment, network, configuration), so that equal content
+is stored once and an interrupted profile can be continued. Runs are raw and never changed. Statistics and acceptance
+are determined when runs are read, with the lowest known reference, so that a lower reference also applies to earlier
+runs. Reference and hidden inflation are written in the same transaction as the runs that they judge; runs without them
+are not trusted. In an environment whose quantity is energy, the columns seconds, control_before and control_after
+contain joules.
 
-Write-ahead logging: a process killed at any moment loses at most the transaction it was in; readers and a second
-writer do not block each other for long. Nothing in the file is ever unpickled or executed.
+With write-ahead logging, a process that is killed loses at most its current transaction, and readers and a second
+writer do not block each other for long. Nothing in the file is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from dsa_hw.errors import StoreError
+from dsa_hw.utils.text import one_line, unknown_name
 from profilers.measuring.measurement import Samples
 
 __all__ = ["Store", "StoredConfiguration", "identity"]
@@ -61,16 +64,17 @@ CREATE TABLE grids (
   network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
   grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (network, environment));
 """
+_TABLES = re.findall(r"CREATE TABLE (\w+)", _SCHEMA)
 
 
 def identity(*content: Any) -> str:
-    """Content hash of anything that JSON can write."""
+    """Return the content hash of anything that JSON can represent."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class StoredConfiguration:
-    """A configuration of a design: its identity, its widths (K integers) and its split."""
+    """A configuration of a design: its identity, its widths (K integers) and its split (dense, train or holdout)."""
 
     id: str
     widths: tuple[int, ...]
@@ -78,7 +82,14 @@ class StoredConfiguration:
 
 
 class Store:
-    """The file at ``path``, made if it does not exist. Use as a context manager; close leaves one file behind."""
+    """A store of profiles; a context manager that closes the file.
+
+    Args:
+        path: The file; created if it does not exist.
+
+    Raises:
+        StoreError: The file is not a store, is damaged, or cannot be opened.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -94,8 +105,8 @@ class Store:
     def _prepare(self) -> None:
         connection = self._connection
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA trusted_schema = OFF")  # no function of a stranger's schema is ever called
-        with self._transaction():  # creation is one transaction: a file is whole or empty
+        connection.execute("PRAGMA trusted_schema = OFF")  # functions of a foreign schema are never called
+        with self._transaction():  # one transaction, so that a file is complete or empty
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -105,17 +116,17 @@ class Store:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
             elif application != _APPLICATION:
-                raise StoreError(f"{self.path} is an SQLite file of another program; choose another --out")
+                raise StoreError(f"{self.path} is an SQLite file of another program. Choose another --out.")
             elif version != _VERSION:
                 raise StoreError(
-                    f"{self.path} has version {version} of the profile store, this program reads {_VERSION}; "
-                    "choose another --out, or use the program that wrote it"
+                    f"{self.path} has version {version} of the store format; this program reads version {_VERSION}. "
+                    "Choose another --out, or use the program that wrote it."
                 )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if problem != "ok":
-            raise StoreError(f"{self.path} is damaged ({problem}); restore it from a copy, or choose another --out")
+            raise StoreError(f"{self.path} is damaged ({problem}). Restore it from a copy, or choose another --out.")
 
     def __enter__(self) -> Store:
         return self
@@ -126,8 +137,8 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Fold the log into the file and let go of it."""
-        with contextlib.suppress(sqlite3.Error):  # another process still uses the file: it will fold the log
+        """Merge the write-ahead log into the file and close it."""
+        with contextlib.suppress(sqlite3.Error):  # another process uses the file and will merge the log
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._connection.close()
 
@@ -139,16 +150,16 @@ class Store:
             text = str(error)
             code = getattr(error, "sqlite_errorname", "") or ""
             if "full" in text or code.startswith("SQLITE_FULL") or code == "SQLITE_IOERR_WRITE":
-                reason = "the disk is full; what was stored before is intact: make room and run the same command again"
+                reason = "the disk is full. Stored runs are intact. Free some space and run the same command again"
             elif "locked" in text or "busy" in text:
-                reason = f"another process held it for {_PATIENCE:.0f} s; wait for it, or choose another --out"
+                reason = f"another process locked it for {_PATIENCE:.0f} s. Wait for it, or choose another --out"
             elif "malformed" in text or "not a database" in text or code.startswith("SQLITE_CORRUPT"):
-                reason = "it is damaged or truncated; restore it from a copy, or choose another --out"
+                reason = "it is damaged or truncated. Restore it from a copy, or choose another --out"
             elif "readonly" in text or "unable to open" in text:
-                reason = "it cannot be written; check the folder and its permissions"
+                reason = "it cannot be written. Check the folder and its permissions"
             else:
-                reason = "check the disk"
-            raise StoreError(f"cannot {action} {self.path}: {reason} ({text})") from error
+                reason = "SQLite failed. Check the disk"
+            raise StoreError(f"Cannot {action} {self.path}: {reason} ({one_line(text)}).") from error
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -170,7 +181,7 @@ class Store:
     # What is measured, and where -------------------------------------------------------------------------------------
 
     def add_environment(self, id: str, description: Mapping[str, str]) -> None:
-        """Remember an environment under its digest."""
+        """Add an environment under its digest, unless it is present."""
         text = json.dumps(dict(description), sort_keys=True)
         with self._transaction() as connection:
             connection.execute(
@@ -179,7 +190,13 @@ class Store:
             )
 
     def add_network(self, id: str, name: str, description: Mapping[str, Any]) -> None:
-        """Remember a network under its content hash; ``description`` has names, sizes, fingerprint, input shapes."""
+        """Add a network under its content hash, unless it is present.
+
+        Args:
+            id: The content hash.
+            name: Name of the network.
+            description: Names, sizes, fingerprint and input shapes.
+        """
         with self._transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO networks VALUES (?, ?, ?, ?)",
@@ -187,7 +204,17 @@ class Store:
             )
 
     def add_session(self, environment: str, command: str, load: Mapping[str, float], *, reference: float) -> int:
-        """Begin a session of measuring, with the ``reference`` (s) of its control workload; return its number."""
+        """Begin a session of measuring.
+
+        Args:
+            environment: Digest of the environment.
+            command: What is measured.
+            load: The load of the machine.
+            reference: Seconds of the undisturbed control; the store keeps the lowest.
+
+        Returns:
+            The number of the session.
+        """
         with self._transaction() as connection:
             _lower_reference(connection, environment, reference)
             cursor = connection.execute(
@@ -200,7 +227,17 @@ class Store:
     def add_design(
         self, network: str, environment: str, widths: Sequence[Sequence[int]], split: str
     ) -> list[StoredConfiguration]:
-        """Add configurations to the design of a network in an environment; those already there keep their split."""
+        """Add configurations to a design; those that are present keep their split.
+
+        Args:
+            network: Identity of the network.
+            environment: Digest of the environment.
+            widths: Widths of each configuration.
+            split: "dense", "train" or "holdout".
+
+        Returns:
+            The configurations with these widths.
+        """
         with self._transaction() as connection:
             (position,) = connection.execute("SELECT count(*) FROM designs").fetchone()
             for i, row in enumerate(widths):
@@ -218,7 +255,7 @@ class Store:
         return [c for c in self.design(network, environment) if c.id in wanted]
 
     def design(self, network: str, environment: str) -> list[StoredConfiguration]:
-        """All configurations of a design, in the order they were drawn."""
+        """Return all configurations of a design, in the order in which they were drawn."""
         rows = self._rows(
             "SELECT c.id, c.widths, d.split FROM designs d JOIN configurations c ON c.id = d.configuration "
             "WHERE d.network = ? AND d.environment = ? ORDER BY d.position",
@@ -227,7 +264,7 @@ class Store:
         return [StoredConfiguration(id, tuple(json.loads(widths)), split) for id, widths, split in rows]
 
     def environments_of(self, network: str, target: str) -> dict[str, dict[str, str]]:
-        """Environments in which a network was already measured on a target, oldest first."""
+        """Return the environments in which a network was measured on a target, oldest first."""
         rows = self._rows(
             "SELECT DISTINCT e.id, e.description FROM environments e JOIN designs d ON d.environment = e.id "
             "WHERE d.network = ? AND e.target = ? ORDER BY e.created",
@@ -245,14 +282,14 @@ class Store:
         reference: float,
         hidden: Mapping[str, float],
     ) -> None:
-        """Append raw runs of a session and what they are judged by, in one transaction.
+        """Append raw runs of a session and the values that judge them, in one transaction.
 
         Args:
-            session: number from `add_session`.
-            samples: (configuration, runs) each.
-            reference: seconds of the undisturbed control; the store keeps the lowest.
-            hidden: by configuration, the inflation in this session that the control cannot see; replaces the value
-                stored for the same session and configuration.
+            session: Number of the session, from `add_session`.
+            samples: Pairs of configuration and runs.
+            reference: Seconds of the undisturbed control; the store keeps the lowest.
+            hidden: Inflation in this session that the control cannot detect, by configuration; replaces the value of
+                the same session and configuration.
         """
         rows = [
             (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w), extra)
@@ -274,8 +311,11 @@ class Store:
             _lower_reference(connection, environment, reference)
 
     def samples(self, environment: str, network: str) -> dict[str, list[tuple[Samples, float]]]:
-        """All raw runs of a network in an environment: by configuration, the runs of each session with the hidden
-        inflation of that session; infinity where none was stored."""
+        """Return all raw runs of a network in an environment.
+
+        Returns:
+            By configuration, the runs of each session with its hidden inflation; infinity where none is stored.
+        """
         rows = self._rows(
             "SELECT s.configuration, s.session, i.hidden, s.visit, s.seconds, s.control_before, s.control_after, "
             "s.wait, s.extra FROM samples s JOIN sessions e ON e.id = s.session "
@@ -294,19 +334,26 @@ class Store:
         }
 
     def reference(self, environment: str) -> float:
-        """Lowest control seconds of an environment; NaN, by which no run is accepted, where none was stored."""
+        """Return the lowest control reading of an environment; NaN, which accepts no run, where none is stored."""
         rows = self._rows("SELECT seconds FROM reference WHERE environment = ?", (environment,))
         return float(rows[0][0]) if rows else float("nan")
 
     def forget_reference(self, environment: str) -> None:
-        """The machine has changed for good: the next session sets the reference."""
+        """Delete the reference of an environment; the next session sets it."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM reference WHERE environment = ?", (environment,))
 
     def set_grid(
         self, network: str, environment: str, grid: Mapping[str, int], evidence: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Keep the grid of a network in an environment with its evidence."""
+        """Store the grid of a network in an environment.
+
+        Args:
+            network: Identity of the network.
+            environment: Digest of the environment.
+            grid: Step of the widths by group.
+            evidence: The measured points behind it.
+        """
         with self._transaction() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO grids VALUES (?, ?, ?, ?, ?)",
@@ -314,14 +361,14 @@ class Store:
             )
 
     def grid(self, network: str, environment: str) -> tuple[dict[str, int], list[dict[str, Any]]] | None:
-        """The grid and its evidence, if it was found before."""
+        """Return the grid and its evidence, or None."""
         rows = self._rows(
             "SELECT grid, evidence FROM grids WHERE network = ? AND environment = ?", (network, environment)
         )
         return (json.loads(rows[0][0]), json.loads(rows[0][1])) if rows else None
 
     def profiles(self) -> list[tuple[str, str]]:
-        """(network, environment) of every design in the file, the one measured last at the end."""
+        """Return (network, environment) of every design in the file, the one that was measured last at the end."""
         rows = self._rows(
             "SELECT d.network, d.environment, coalesce(max(s.started), 0) AS last FROM designs d "
             "LEFT JOIN sessions s ON s.environment = d.environment "
@@ -330,34 +377,24 @@ class Store:
         return [(network, environment) for network, environment, _ in rows]
 
     def network(self, id: str) -> tuple[str, dict[str, Any]]:
-        """Name and description of a network."""
+        """Return name and description of a network."""
         rows = self._rows("SELECT name, description FROM networks WHERE id = ?", (id,))
         if not rows:
-            raise StoreError(f"{self.path} has no network {id}; it is not the store that it was made in")
+            raise StoreError(f"{self.path} has no network {id}.")
         return str(rows[0][0]), json.loads(rows[0][1])
 
     def environment(self, id: str) -> dict[str, str]:
-        """Description of an environment."""
+        """Return the description of an environment."""
         rows = self._rows("SELECT description FROM environments WHERE id = ?", (id,))
         if not rows:
-            raise StoreError(f"{self.path} has no environment {id}; it is not the store that it was made in")
+            raise StoreError(f"{self.path} has no environment {id}.")
         description: dict[str, str] = json.loads(rows[0][0])
         return description
 
     def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Columns and rows of one of the tables, as they are."""
-        if name not in (
-            "environments",
-            "networks",
-            "configurations",
-            "designs",
-            "sessions",
-            "samples",
-            "inflation",
-            "reference",
-            "grids",
-        ):
-            raise StoreError(f"the store has no table {name!r}")
+        """Return columns and rows of one of the tables."""
+        if name not in _TABLES:
+            raise StoreError(unknown_name("table", name, _TABLES))
         with self._explained("read"):
             cursor = self._connection.execute(f"SELECT * FROM {name}")
             return [c[0] for c in cursor.description], cursor.fetchall()
@@ -385,7 +422,7 @@ def _samples(runs: Sequence[tuple[Any, ...]]) -> Samples:
 
 
 def _extras(part: Samples) -> list[str | None]:
-    """What else is known of each run, as JSON; None where that is nothing."""
+    """Return the extra values of each run as JSON; None where there are none."""
     if not part.extra:
         return [None] * len(part)
     rows = [{name: float(v[i]) for name, v in part.extra.items() if np.isfinite(v[i])} for i in range(len(part))]
@@ -393,26 +430,26 @@ def _extras(part: Samples) -> list[str | None]:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Look before SQLite does: it would take a text file for damage, and a truncated one for an empty store."""
+    """Refuse files that SQLite would report as damaged (a text file) or empty (a truncated store)."""
     try:
         if path.is_dir():
-            raise StoreError(f"{path} is a folder; give a file, for example {path / 'profile.sqlite'}")
+            raise StoreError(f"{path} is a folder. Give a file, for example {path / 'profile.sqlite'}.")
         if not path.parent.is_dir():
-            raise StoreError(f"the folder {path.parent} does not exist; make it first, or choose another --out")
+            raise StoreError(f"The folder {path.parent} does not exist. Create it, or choose another --out.")
         if not path.exists() or not path.stat().st_size:
             return
         with path.open("rb") as file:
             header = file.read(100)
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+        raise StoreError(f"Cannot read {path}: {error.strerror}. Check its permissions.") from error
     if not header.startswith(_MAGIC[: len(header)]) or not header:
-        raise StoreError(f"{path} is not a profile store (it is no SQLite file); choose another --out")
+        raise StoreError(f"{path} is not a profile store, because it is not an SQLite file. Choose another --out.")
     if len(header) < 100:
-        raise StoreError(f"{path} is truncated; restore it from a copy, or choose another --out")
+        raise StoreError(f"{path} is truncated. Restore it from a copy, or choose another --out.")
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
     size, pages = path.stat().st_size, int.from_bytes(header[28:32], "big")
     if not path.with_name(path.name + "-wal").exists() and (size % page or size < pages * page):
         raise StoreError(
-            f"{path} is truncated ({size} bytes of {pages * page}); restore it from a copy, or choose another --out"
+            f"{path} is truncated ({size} of {pages * page} bytes). Restore it from a copy, or choose another --out."
         )

@@ -1,4 +1,4 @@
-"""What a store knows, as tidy pandas tables."""
+"""The content of a store as profiles and pandas tables."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from typing import Any
 import pandas as pd
 
 from dsa_hw.errors import StoreError
+from dsa_hw.profiles import QUANTITIES, Profile
+from profilers.measuring.energy_bench import EnergyMeasurement
 from profilers.measuring.measurement import Measurement, Samples
 from profilers.measuring.rules import MeasuringRules
 from profilers.storage.store import Store
 
-__all__ = ["Tables", "kind_of", "load_tables", "measurements", "profile_table"]
+__all__ = ["Tables", "load_profile", "load_tables", "measurements", "read_profile"]
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """All tables of one store.
+    """Everything in one store.
 
-    ``profile`` is the one measured last: a row per configuration (a width per group, ``seconds`` or ``joules``,
-    ``low``, ``high``, ``split``, ``runs``), with target, environment, grid and sizes in ``profile.attrs``. ``profiles``
-    has all of them by (network, target, environment). ``samples`` are the raw runs.
+    Attributes:
+        profile: The profile that was measured last.
+        profiles: All profiles by (network, target, environment).
+        samples: The raw runs.
+        configurations: The configurations.
+        environments: The environments in which was measured.
+        networks: The networks.
+        sessions: The sessions of measuring.
+        grid: The measured points behind the grid of ``profile``.
     """
 
-    profile: pd.DataFrame
-    profiles: dict[tuple[str, str, str], pd.DataFrame]
+    profile: Profile
+    profiles: dict[tuple[str, str, str], Profile]
     samples: pd.DataFrame
     configurations: pd.DataFrame
     environments: pd.DataFrame
@@ -36,35 +44,67 @@ class Tables:
     grid: pd.DataFrame
 
 
+def load_profile(path: str | Path, *, statistic: str = "quiet", rules: MeasuringRules | None = None) -> Profile:
+    """Read the profile that was measured last from a store.
+
+    Its values are determined from the stored runs, so that another statistic needs no new measurement.
+
+    >>> load_profile("no.sqlite")
+    Traceback (most recent call last):
+    dsa_hw.errors.StoreError: no.sqlite does not exist. Make it with python -m profilers.latency --out no.sqlite.
+
+    Args:
+        path: The store, as ``profilers.profile(..., out=path)`` or ``dsa-hw profile --out`` writes it.
+        statistic: "quiet" (the lower quartile), "median", "p90", "p95" or "p99".
+        rules: All rules by which runs are judged; replaces ``statistic``.
+
+    Returns:
+        The profile, with the configurations that can be trusted.
+
+    Raises:
+        StoreError: The file does not exist, is not a store, or has no profile.
+    """
+    return load_tables(path, statistic=statistic, rules=rules).profile
+
+
 def load_tables(path: str | Path, *, statistic: str = "quiet", rules: MeasuringRules | None = None) -> Tables:
-    """Read the store at ``path``; ``statistic`` is quiet, median, p90, p95 or p99; ``rules`` replaces all rules."""
+    """Read everything from a store: all profiles and the raw runs. Arguments and errors as for `load_profile`."""
     rules = rules or MeasuringRules(statistic=statistic)
     if not Path(path).exists():
-        raise StoreError(f"{path} does not exist; make it with python -m profilers.latency --out {path}")
+        raise StoreError(f"{path} does not exist. Make it with python -m profilers.latency --out {path}.")
     with Store(path) as store:
         found = {}
         for network, environment in store.profiles():
-            table = profile_table(store, network, environment, rules)
-            found[(store.network(network)[0], table.attrs["target"], environment)] = table
+            profile = read_profile(store, network, environment, rules)
+            found[(profile.network, profile.target, environment)] = profile
         if not found:
-            raise StoreError(f"{path} has no profile yet; fill it with python -m profilers.latency --out {path}")
+            raise StoreError(f"{path} has no profile yet. Fill it with python -m profilers.latency --out {path}.")
         last = next(reversed(found.values()))
         frames = {
             name: _frame(store, name) for name in ("samples", "configurations", "environments", "networks", "sessions")
         }
-    return Tables(profile=last, profiles=found, grid=pd.DataFrame(last.attrs["grid_evidence"]), **frames)
+    return Tables(profile=last, profiles=found, grid=pd.DataFrame(last.grid_evidence), **frames)
 
 
 def measurements(store: Store, network: str, environment: str, rules: MeasuringRules) -> dict[str, Measurement]:
-    """Every configuration of a design as a `Measurement`, trusted or not, by identity.
+    """Return every measured configuration of a design, trusted or not.
 
-    Each run is judged by the hidden inflation of its own session: sessions with more than ``rules`` allows are left
-    out, unless there is no other.
+    Each run is judged by the hidden inflation of its own session. Sessions with more than the rules allow are left out,
+    unless there is no other.
+
+    Args:
+        store: The store.
+        network: Identity of the network.
+        environment: Digest of the environment.
+        rules: The rules by which runs are judged.
+
+    Returns:
+        Measurements by identity of the configuration.
     """
     description = store.environment(environment)
     reference = store.reference(environment)
     samples = store.samples(environment, network)
-    kind = kind_of(description)
+    kind = _measurement_class(description)
     found = {}
     for c in store.design(network, environment):
         if c.id in samples:
@@ -74,22 +114,25 @@ def measurements(store: Store, network: str, environment: str, rules: MeasuringR
     return found
 
 
-def kind_of(environment: Mapping[str, str]) -> type[Measurement]:
-    """What the measurements of an environment are: of time, or of energy."""
-    if environment.get("quantity") == "energy":
-        from profilers.measuring.energy_bench import EnergyMeasurement
-
-        return EnergyMeasurement
-    return Measurement
+def _measurement_class(environment: Mapping[str, str]) -> type[Measurement]:
+    return EnergyMeasurement if environment.get("quantity") == EnergyMeasurement.quantity else Measurement
 
 
-def profile_table(store: Store, network: str, environment: str, rules: MeasuringRules) -> pd.DataFrame:
-    """The profile table of a network in an environment: trusted configurations only; ``attrs`` says what and where."""
+def read_profile(store: Store, network: str, environment: str, rules: MeasuringRules, **about_job: Any) -> Profile:
+    """Return the profile of a network in an environment: trusted configurations only.
+
+    Args:
+        store: The store.
+        network: Identity of the network.
+        environment: Digest of the environment.
+        rules: The rules by which runs are judged.
+        **about_job: Fields of the profile that the store does not contain.
+    """
     name, about = store.network(network)
     description = store.environment(environment)
-    kind = kind_of(description)
-    quantity, column, unit = kind.quantity, kind.column, kind.unit
+    kind = _measurement_class(description)
     found = measurements(store, network, environment, rules)
+    column = QUANTITIES[kind.quantity].column
     rows: list[dict[str, Any]] = []
     for configuration in store.design(network, environment):
         measurement = found.get(configuration.id)
@@ -107,28 +150,27 @@ def profile_table(store: Store, network: str, environment: str, rules: Measuring
             }
         )
     columns = [*about["names"], column, "low", "high", "split", "runs", *kind.further_columns]
-    table = pd.DataFrame(rows, columns=columns)
     grid, evidence = store.grid(network, environment) or ({}, [])
     total = sum(len(m.samples) for m in found.values())
-    table.attrs = {
-        "target": description["target"],
-        "fingerprint": about["fingerprint"],
-        "sizes": about["sizes"],
-        "names": about["names"],
-        "environment": description,
-        "grid": grid,
-        "quantity": quantity,
-        "unit": unit,
-        "network": name,
-        "inputs": about["inputs"],
-        "statistic": rules.statistic,
-        "grid_evidence": evidence,
-        "noise": float(pd.Series([m.spread for m in found.values() if m.trusted], dtype=float).median()),
-        "rejected": 1 - sum(m.runs for m in found.values()) / total if total else 0.0,
-        "estimated": description.get("estimated"),
-        "untrusted": sum(not m.trusted for m in found.values()),
-    }
-    return table
+    return Profile(
+        table=pd.DataFrame(rows, columns=columns),
+        names=about["names"],
+        sizes=about["sizes"],
+        target=description["target"],
+        quantity=kind.quantity,
+        fingerprint=about["fingerprint"],
+        network=name,
+        inputs=about["inputs"],
+        environment=description,
+        grid=grid,
+        grid_evidence=tuple(evidence),
+        statistic=rules.statistic,
+        noise=float(pd.Series([m.spread for m in found.values() if m.trusted], dtype=float).median()),
+        rejected=1 - sum(m.runs for m in found.values()) / total if total else 0.0,
+        untrusted=sum(not m.trusted for m in found.values()),
+        estimated=description.get("estimated"),
+        **about_job,
+    )
 
 
 def _frame(store: Store, name: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,10 +17,10 @@ IDLE = 8.0  # watts
 
 
 class Device:
-    """Power depends on the load; the counter moves every ``tick`` seconds, wraps around, and is a little wrong.
+    """A device whose power depends on the load, with a counter that wraps around and has noise.
 
-    ``others(t)`` are the watts of a neighbour at time t. ``noise`` is the deviation of each tick's energy. After a
-    change of load the power follows with a time constant of 50 ms.
+    The counter moves every ``tick`` seconds. ``others(t)`` are the watts of other processes at time t. ``noise`` is the
+    deviation of each tick's energy. After a change of load the power follows with a time constant of 50 ms.
     """
 
     def __init__(
@@ -118,3 +119,13 @@ class Chip(Target):
 
     def known_grid(self) -> int:
         return 2
+
+
+def real_time() -> float:
+    """Return the joules of 20 W of constant power."""
+    return 20 * time.monotonic()
+
+
+def standing() -> float:
+    """Return the same joules always, as a broken meter does."""
+    return 12.5

@@ -38,8 +38,8 @@ def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     profilers.profile(
         model, (inputs,), "torch/cpu", samples=12, holdout=4, grid=8, out=path, rules=loose, name=NAME, time_limit=60
     )
-    original = profilers.load_tables
-    monkeypatch.setattr(profilers, "load_tables", lambda p, **options: original(p, rules=loose))
+    original = profilers.load_profile
+    monkeypatch.setattr(profilers, "load_profile", lambda p, **options: original(p, rules=loose))
     return path
 
 

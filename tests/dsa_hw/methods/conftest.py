@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import budgets
+from dsa_hw.profiles import Profile
 from tests.fakes.problems import Network, dead_branch_network, mixed_network
 
 
@@ -33,7 +34,5 @@ def latency(network: Network) -> budgets.CostModel:
     frame["seconds"] = seconds * np.exp(0.01 * rng.normal(size=len(frame)))
     frame["low"], frame["high"], frame["runs"] = 0.99 * frame.seconds, 1.01 * frame.seconds, 100
     frame["split"] = ["train"] * 40 + ["holdout"] * 20 + ["dense"]
-    names, sizes = list(groups.names), groups.sizes.tolist()
-    frame.attrs = {"target": "made up/cpu", "fingerprint": groups.fingerprint, "names": names, "sizes": sizes}
-    frame.attrs |= {"environment": {}, "grid": {}, "dense": float(seconds[-1])}
-    return budgets.fit(frame, groups)
+    profile = Profile(frame, groups.names, groups.sizes, "made up/cpu", fingerprint=groups.fingerprint)
+    return budgets.fit(profile, groups)

@@ -29,6 +29,7 @@ import budgets
 import dsa_hw
 import profilers
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.profiles import Profile
 from profilers import latency, machine
 from profilers.fleet import members, on_worker, profile, profile_fleet, tasks
 from profilers.fleet.bench import FleetBench, _Batch, _next
@@ -147,8 +148,8 @@ def by_hand(row: Any, names: list[str], sizes: list[int], per: float = 1e-7) -> 
     return 1e-3 + per * (27 * stem + 18 * stem * inner + 5 * stem)
 
 
-def check_table(table: pd.DataFrame, factor: float) -> None:
-    names, sizes = table.attrs["names"], table.attrs["sizes"]
+def check_profile(found: Profile, factor: float) -> None:
+    table, names, sizes = found.table, list(found.names), list(found.sizes)
     assert table["split"].value_counts().to_dict() == {"train": 7, "holdout": 2, "dense": 1}
     wanted = [factor * by_hand(row, names, sizes) for _, row in table.iterrows()]
     assert table["seconds"].to_numpy() == pytest.approx(wanted, rel=0.003)
@@ -171,39 +172,40 @@ def test_fleet_with_a_lost_and_a_slower_board(
 
     monkeypatch.setattr(FleetBench, "measure_once", measure)
     with caplog.at_level(logging.INFO):
-        tables = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
+        profiles = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
     assert processes.running["mortal"].wait(10) == 9
     assert not unfinished, "another board measured the batch of the lost one"
     assert "mortal" in caplog.text
     assert "is gone; other boards measure its configurations." in caplog.text
     assert "slow is not of the type boardformula/cpu fp32 x1, control" in caplog.text
-    fast, slow = tables.items()
-    for (_, table), factor in ((fast, 1.0), (slow, 1.3)):
-        check_table(table, factor)
-        assert table.attrs["target"] == "boardformula/cpu fp32 x1"
-    assert all(kind.startswith("boardformula/cpu fp32 x1, control ") for kind in tables)
+    fast, slow = profiles.items()
+    for (_, found), factor in ((fast, 1.0), (slow, 1.3)):
+        check_profile(found, factor)
+        assert found.target == "boardformula/cpu fp32 x1"
+    assert all(kind.startswith("boardformula/cpu fp32 x1, control ") for kind in profiles)
     stored = profilers.load_tables(out, rules=RULES)
     assert len(stored.profiles) == 2
-    assert {round(t["seconds"].max(), 9) for t in stored.profiles.values()} == {
-        round(t["seconds"].max(), 9) for t in tables.values()
+    assert {round(p.table["seconds"].max(), 9) for p in stored.profiles.values()} == {
+        round(p.table["seconds"].max(), 9) for p in profiles.values()
     }
 
     # The same command again: both types are recognised by their controls, and nothing is measured twice.
     again = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
-    assert list(again) == list(tables)
+    assert list(again) == list(profiles)
     assert len(profilers.load_tables(out, rules=RULES).samples) == len(stored.samples)
-    for kind, table in tables.items():
-        pd.testing.assert_frame_equal(again[kind], table)
+    for kind, found in profiles.items():
+        pd.testing.assert_frame_equal(again[kind].table, found.table)
 
 
 def test_onnxruntime_on_a_worker(processes: Processes, tiny: Network, lenient: MeasuringRules, tmp_path: Path) -> None:
     rules = {**SMALL, "samples": 3, "holdout": 1, "rules": lenient}
-    (table,) = profile_fleet(*tiny, processes.address, "onnxruntime/cpu", out=tmp_path / "p.sqlite", **rules).values()
-    assert len(table) == 4
-    assert table.attrs["target"] == "onnxruntime/cpu fp32 x1"
-    assert table.attrs["agreement"] < 1e-4
-    assert (table["seconds"] > 0).all()
-    assert table.attrs["environment"]["onnxruntime"]
+    (found,) = profile_fleet(*tiny, processes.address, "onnxruntime/cpu", out=tmp_path / "p.sqlite", **rules).values()
+    assert len(found) == 4
+    assert found.target == "onnxruntime/cpu fp32 x1"
+    assert found.agreement is not None
+    assert found.agreement < 1e-4
+    assert (found.table["seconds"] > 0).all()
+    assert found.environment["onnxruntime"]
 
 
 def test_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) -> None:
@@ -220,8 +222,8 @@ def test_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) -> 
     with Store(out) as store:
         before = store.table("samples")[1]
     assert before
-    (table,) = profile_fleet(*tiny, here, "boardformula/cpu", out=out, **SMALL).values()
-    check_table(table, 1.0)
+    (found,) = profile_fleet(*tiny, here, "boardformula/cpu", out=out, **SMALL).values()
+    check_profile(found, 1.0)
     with Store(out) as store:
         after = store.table("samples")[1]
     assert after[: len(before)] == before
@@ -233,19 +235,20 @@ def test_one_network_meets_the_budgets_of_two_devices(
     here: str, tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**SMALL, "samples": 14, "holdout": 3}
-    tables = profile_fleet(*tiny, here, "auto/any", out=tmp_path / "p.sqlite", **options)
-    assert set(tables) == {"boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"}
-    dense = {kind: float(t[t["split"] == "dense"]["seconds"].iloc[0]) for kind, t in tables.items()}
+    profiles = profile_fleet(*tiny, here, "auto/any", out=tmp_path / "p.sqlite", **options)
+    assert set(profiles) == {"boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"}
+    dense = {kind: float(p.table[p.table["split"] == "dense"]["seconds"].iloc[0]) for kind, p in profiles.items()}
     one, two = (f"{kind}/cpu" for kind in ("boardformula", "stepped"))
     limits = {one: 0.75 * dense[f"{one} fp32 x1"], two: 0.6 * dense[f"{two} fp32 x1"]}
     wanted = [
-        budgets.LatencyBudget(f"{1e3 * limits[target]!r}ms", target=target, profile=tables[f"{target} fp32 x1"])
+        budgets.LatencyBudget(f"{1e3 * limits[target]!r}ms", target=target, profile=profiles[f"{target} fp32 x1"])
         for target in (one, two)
     ]
     monkeypatch.setattr(fleet_board.Formula, "artefact", "module")  # no exports for every correction
     result = dsa_hw.allocate(
-        tiny[0], wanted, example_inputs=tiny[1], method="uniform", rules=RULES, progress=False, minimum=0.1
-    )
+        tiny[0], wanted, example_inputs=tiny[1], method="uniform", progress=False,
+        profiling=dsa_hw.ProfileOptions(rules=RULES), refinement=dsa_hw.RefinementOptions(minimum=0.1),
+    )  # fmt: skip
     assert result.certificate.verdict == "MET", str(result.certificate)
     assert [entry.target for entry in result.certificate.entries] == ["boardformula/cpu fp32 x1", "stepped/cpu fp32 x1"]
     for entry, target in zip(result.certificate.entries, (one, two), strict=True):
@@ -295,11 +298,11 @@ def test_boards_that_cannot_measure_are_not_used(
 def test_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_board.Stepped, "base", 0.0)
     monkeypatch.setattr(fleet_board.Stepped, "multiple", 4)
-    (table,) = profile_fleet(
+    (found,) = profile_fleet(
         *tiny, here, "stepped/cpu", **{**SMALL, "samples": 3, "holdout": 0, "grid": "auto"}
     ).values()
-    assert set(table.attrs["grid"].values()) == {4}
-    assert table.attrs["grid_evidence"]
+    assert set(found.grid.values()) == {4}
+    assert found.grid_evidence
 
 
 def test_batch_prefers_boards_that_have_not_tried_it() -> None:

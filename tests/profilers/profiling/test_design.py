@@ -36,7 +36,7 @@ def test_smallest_and_dense_are_corners() -> None:
     assert (SPACE.smallest / SPACE.sizes <= 0.25).all()
 
 
-def test_repeatable_and_extendable() -> None:
+def test_design_is_repeatable_and_extendable() -> None:
     assert spread(SPACE, 40, 3).tolist() == spread(SPACE, 40, 3).tolist()
     assert spread(SPACE, 20, 3).tolist() == spread(SPACE, 40, 3)[:20].tolist(), (
         "more samples continue the same sequence"
@@ -44,14 +44,14 @@ def test_repeatable_and_extendable() -> None:
     assert spread(SPACE, 40, 3).tolist() != spread(SPACE, 40, 4).tolist()
 
 
-def test_avoided_configurations_do_not_come_back() -> None:
+def test_avoided_configurations_are_left_out() -> None:
     first = {tuple(r) for r in spread(SPACE, 30, 0).tolist()}
     second = {tuple(r) for r in spread(SPACE, 30, 0, first).tolist()}
     assert not first & second
     assert len(second) == 30
 
 
-def test_overall_size_is_spread_too() -> None:
+def test_overall_size_is_spread_evenly() -> None:
     many = Space(np.full(60, 128), np.full(60, 8))
     share = (spread(many, 64, 0) / 128).mean(axis=1)
     assert share.min() < 0.3, "sums of independent ratios would all be near one half"
@@ -59,19 +59,19 @@ def test_overall_size_is_spread_too() -> None:
     assert np.histogram(share, bins=4, range=(0.1, 1))[0].min() >= 6
 
 
-def test_small_space_gives_what_there_is() -> None:
+def test_small_space_gives_all_its_configurations() -> None:
     space = Space(np.asarray([4, 4]), np.asarray([2, 2]))
     assert len(spread(space, 100, 0)) == 4
 
 
-def test_bad_spaces_are_refused() -> None:
+def test_invalid_spaces_are_refused() -> None:
     with pytest.raises(ProfileError, match="no channel group"):
         Space(np.zeros(0, np.int64), np.zeros(0, np.int64))
     with pytest.raises(ProfileError, match="grid"):
         Space(np.asarray([8]), np.asarray([0]))
 
 
-def test_adaptive_goes_where_nothing_was_measured() -> None:
+def test_adaptive_choice_is_far_from_measured_configurations() -> None:
     space = Space(np.asarray([64, 64]), np.asarray([4, 4]))
     measured = np.asarray([[a, b] for a in range(36, 65, 4) for b in range(36, 65, 4)])[::3]
     seconds = 1e-3 * (1 + (measured / 64).prod(axis=1))

@@ -21,6 +21,7 @@ from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer
 from profilers.profiling import grid
 from profilers.profiling.grid import excess, finest_free_grid, swept_widths
+from profilers.profiling.plots import plot_grid
 from profilers.targets import resolve
 from tests.fakes.machine import Tiny
 
@@ -51,7 +52,7 @@ def test_without_blocks_there_is_no_grid(cost: Callable[[int], float]) -> None:
     assert finest_free_grid(*sweep(128, cost, 0.004)) == 1
 
 
-def test_published_saw_tooth_is_found() -> None:
+def test_published_sweep_gives_its_grid() -> None:
     """The pilot's numbers for ONNX Runtime: 8 is good, everything between is bad."""
     table = {64: 0.84, 63: 1.05, 58: 1.00, 56: 0.74, 49: 0.87, 48: 0.67}
     channels, seconds = np.asarray(list(table), float), np.asarray(list(table.values()))
@@ -86,7 +87,7 @@ def test_swept_widths_have_every_divisor() -> None:
     assert len(swept_widths(512, few=True)) < len(swept_widths(512))
 
 
-def test_groups_without_evidence_get_the_usual_and_small_ones_a_finer_one(tiny: tuple) -> None:  # type: ignore[type-arg]
+def test_unswept_groups_get_the_common_grid_and_small_groups_a_finer_one(tiny: tuple) -> None:  # type: ignore[type-arg]
     groups = find_groups(*tiny)
     found = grid.spread_grid(groups, {groups.names[0]: 8}, {groups.names[0]: 1})
     assert set(found) == set(groups.names)
@@ -109,7 +110,7 @@ def test_sweeps_rebuild_the_operations_around_a_group(tiny: tuple) -> None:  # t
     assert inner.make(20) == (Layer(16, 20, **side), Layer(20, 16, **side))
 
 
-def test_groups_side_by_side_are_swept_as_the_tensor_that_they_make() -> None:
+def test_concatenated_groups_are_swept_as_one_tensor() -> None:
     # Shortcuts that pad: stage 2 has the 16 channels of stage 1 and 16 of its own, and kernels see 32.
     model, inputs = models.load_model("resnet20_a")
     groups = find_groups(model, inputs)
@@ -119,7 +120,7 @@ def test_groups_side_by_side_are_swept_as_the_tensor_that_they_make() -> None:
     assert [swept.make(width)[0].outputs for width in (32, 20, 16)] == [32, 20, 16]
 
 
-def test_depthwise_goes_along() -> None:
+def test_depthwise_convolution_is_part_of_the_sweep() -> None:
     from dsa_hw.zoo import models
 
     model, inputs = models.load_model("mobilenet_v2", (1, 3, 32, 32))
@@ -148,5 +149,5 @@ def test_find_grid_and_plot_on_a_real_target(tmp_path: Path, lenient: MeasuringR
     assert min(abs(p.excess) for p in points) == pytest.approx(0)
     assert all(p.seconds > 0 for p in points)
     picture = tmp_path / "saw.png"
-    grid.plot(points, found, "tiny").savefig(picture)
+    plot_grid(points, found, "tiny").savefig(picture)
     assert picture.stat().st_size > 5000

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ import budgets
 import profilers
 from dsa_hw import find_groups, shrink
 from dsa_hw.errors import MeasurementError
+from dsa_hw.profiles import Profile
 from profilers.measuring.reference import ReferenceFile
 from profilers.measuring.rules import MeasuringRules
 from profilers.profiling import api, job
@@ -26,14 +26,14 @@ from profilers.targets import Loaded
 from tests.fakes.machine import Machine, SimulatedBench, SimulatedDevice
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
-Run = Callable[..., pd.DataFrame]
+Run = Callable[..., Profile]
 
 
 @pytest.fixture
 def run(tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Profile `tiny` on a simulated device, with limits in simulated seconds."""
 
-    def profile(device: SimulatedDevice, **options: Any) -> pd.DataFrame:
+    def profile(device: SimulatedDevice, **options: Any) -> Profile:
         clock = device.machine.clock
         for module in (api, job):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
@@ -43,19 +43,19 @@ def run(tiny: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return profile
 
 
-def truth(tiny: Network, table: pd.DataFrame) -> list[float]:
+def truth(tiny: Network, profile: Profile) -> list[float]:
     groups = find_groups(*tiny)
-    rows = table[list(groups.names)].to_numpy()
+    rows = profile.table[list(groups.names)].to_numpy()
     return [SimulatedDevice.truth(shrink(tiny[0], groups, [torch.arange(int(w)).numpy() for w in row])) for row in rows]
 
 
 def test_a_reference_that_falls_while_measuring_is_measured_out(run: Run, tiny: Network) -> None:
     # 6 % slower at first: within the tolerance of its own reference, far from that of the quiet machine afterwards.
     device = SimulatedDevice(Machine(lambda t: 1.06 if t < 2 else 1.0))
-    table = run(device, time_limit=300)
-    assert len(table) == 18
-    assert table.attrs["untrusted"] == 0
-    assert table["seconds"].tolist() == pytest.approx(truth(tiny, table), rel=0.02)
+    found = run(device, time_limit=300)
+    assert len(found) == 18
+    assert found.untrusted == 0
+    assert found.table["seconds"].tolist() == pytest.approx(truth(tiny, found), rel=0.02)
     assert 2 < device.machine.now < 60, "it goes on after the reference fell, and stops when all are trusted"
 
 
@@ -86,12 +86,12 @@ def test_a_single_wide_interval_is_left_out_after_all_the_time_was_used(
 ) -> None:
     device = _Restless(Machine(), lambda number: number == 5)
     with caplog.at_level(logging.WARNING):
-        table = run(device, time_limit=12, rules=MeasuringRules(precision=3e-3, worst=5e-3))
+        found = run(device, time_limit=12, rules=MeasuringRules(precision=3e-3, worst=5e-3))
     assert device.machine.now >= 12
-    assert len(table) == 17, "the adaptive part, which comes last, had its share of the time"
-    assert "1 of 18 configurations could not be measured well enough and are left out" in caplog.text
-    assert table["seconds"].tolist() == pytest.approx(truth(tiny, table), rel=0.01)
-    model = budgets.fit(table, find_groups(*tiny))
+    assert len(found) == 17, "the adaptive part, which comes last, had its share of the time"
+    assert "1 of 18 configurations could not be measured precisely enough and are left out" in caplog.text
+    assert found.table["seconds"].tolist() == pytest.approx(truth(tiny, found), rel=0.01)
+    model = budgets.fit(found, find_groups(*tiny))
     assert model.provenance.configurations >= 14
 
 
@@ -104,8 +104,7 @@ def test_a_profile_is_refused_only_with_too_few_usable_configurations(
     device = _Restless(Machine(), lambda number: number >= usable)
     options: dict[str, Any] = {"time_limit": 10, "rules": MeasuringRules(precision=3e-3, worst=5e-3), "holdout": 0}
     if not refused:
-        table = run(device, samples=samples, **options)
-        assert len(table) == usable
+        assert len(run(device, samples=samples, **options)) == usable
         return
     with pytest.raises(MeasurementError, match="cannot be trusted") as error:
         run(device, samples=samples, **options)

@@ -1,4 +1,4 @@
-"""The store survives: kill -9, two writers, a full disk, damage, strangers, a changed machine."""
+"""The store: SIGKILL, two writers, a full disk, damaged and foreign files, several environments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dsa_hw.errors import StoreError
-from profilers import load_tables
+from profilers import load_profile, load_tables
 from profilers.measuring.measurement import Samples
 from profilers.measuring.rules import MeasuringRules
 from profilers.storage.store import Store, identity
@@ -38,26 +38,25 @@ def filled(path: Path, environment: str = "e", visits: int = 20, hidden: float =
     return store
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     assert [p.name for p in tmp_path.glob("p.sqlite*")] == ["p.sqlite"], "closing leaves one file"
     tables = load_tables(path)
-    assert tables.profile[["a", "b"]].to_numpy().tolist() == [[8, 16]]
-    assert tables.profile.loc[0, "split"] == "dense"
-    assert tables.profile.loc[0, "runs"] == 40
-    assert tables.profile.loc[0, "low"] <= tables.profile.loc[0, "seconds"] <= tables.profile.loc[0, "high"]
-    assert tables.profile.attrs["target"] == "t"
-    assert tables.profile.attrs["sizes"] == [8, 16]
-    assert {"fingerprint", "names", "environment", "grid", "quantity", "unit"} <= set(tables.profile.attrs)
-    assert tables.profile.attrs["unit"] == "s"
+    profile, table = tables.profile, tables.profile.table
+    assert table[["a", "b"]].to_numpy().tolist() == [[8, 16]]
+    assert table.loc[0, "split"] == "dense"
+    assert table.loc[0, "runs"] == 40
+    assert table.loc[0, "low"] <= table.loc[0, "seconds"] <= table.loc[0, "high"]
+    assert (profile.target, profile.names, profile.sizes) == ("t", ("a", "b"), (8, 16))
+    assert (profile.network, profile.fingerprint, profile.quantity, profile.unit) == ("net", "f", "latency", "s")
+    assert profile.environment == {"target": "t", "version": "e"}
     assert len(tables.samples) == 40
     assert tables.samples["wait"].isna().sum() == 20
-    slower = load_tables(path, statistic="p90").profile
-    assert slower.loc[0, "seconds"] > tables.profile.loc[0, "seconds"]
+    assert load_profile(path, statistic="p90").table.loc[0, "seconds"] > table.loc[0, "seconds"]
 
 
-def test_same_content_is_the_same_row(tmp_path: Path) -> None:
+def test_equal_content_is_stored_once(tmp_path: Path) -> None:
     filled(tmp_path / "p.sqlite").close()
     with filled(tmp_path / "p.sqlite") as store:
         assert len(store.design("n", "e")) == 2
@@ -65,60 +64,60 @@ def test_same_content_is_the_same_row(tmp_path: Path) -> None:
         assert [c.split for c in again] == ["holdout"], "a hold-out configuration never becomes a training one"
 
 
-def test_a_lower_reference_rejudges_old_runs(tmp_path: Path) -> None:
+def test_lower_reference_applies_to_earlier_runs(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path) as store:
-        assert len(load_tables(path).profile) == 1
+        assert len(load_profile(path)) == 1
         store.add_session("e", "faster", {}, reference=4e-4)
         assert store.reference("e") == 4e-4
         store.add_session("e", "slower", {}, reference=6e-4)
         assert store.reference("e") == 4e-4
-    assert len(load_tables(path).profile) == 0
+    assert len(load_profile(path)) == 0
 
 
 @pytest.mark.parametrize("table", ["reference", "inflation"])
-def test_runs_without_the_numbers_that_judge_them_are_not_trusted(tmp_path: Path, table: str) -> None:
+def test_runs_without_reference_or_inflation_are_not_trusted(tmp_path: Path, table: str) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
-    assert len(load_tables(path).profile) == 1
+    assert len(load_profile(path)) == 1
     with sqlite3.connect(path) as connection:
         connection.execute(f"DELETE FROM {table}")
     for lenient in (MeasuringRules(), MeasuringRules(tolerance=1e6, worst=1e6, waiting=1e6)):
         tables = load_tables(path, rules=lenient)
         assert len(tables.samples) == 40
         assert len(tables.profile) == 0
-        assert tables.profile.attrs["untrusted"] == 1
+        assert tables.profile.untrusted == 1
 
 
-def test_each_run_is_judged_by_the_hidden_inflation_of_its_own_session(tmp_path: Path) -> None:
+def test_runs_are_judged_by_the_hidden_inflation_of_their_session(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path, hidden=0.08) as store:
         (other,) = (c for c in store.design("n", "e") if c.split == "holdout")
         dense = identity("n", [8, 16])
-        assert len(load_tables(path).profile) == 0, "session 1 was inflated by 8 %"
+        assert len(load_profile(path)) == 0, "session 1 was inflated by 8%"
         session = store.add_session("e", "quiet", {}, reference=5e-4)
         quiet = [Samples.of_visit(np.asarray([5e-3, 5.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
         store.add_samples(session, [(other.id, s) for s in quiet], reference=5e-4, hidden={other.id: 0.0})
-        assert load_tables(path).profile["split"].tolist() == ["holdout"], (
+        assert load_profile(path).table["split"].tolist() == ["holdout"], (
             "a quiet session does not clear an earlier one"
         )
         again = [Samples.of_visit(np.asarray([9e-3, 9.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
         store.add_samples(session, [(dense, s) for s in again], reference=5e-4, hidden={dense: 0.001})
-        row = load_tables(path).profile.iloc[0]
+        row = load_profile(path).table.iloc[0]
         assert (row["split"], row["runs"]) == ("dense", 40), "of the dense network, only the quiet session counts"
         assert row["seconds"] == pytest.approx(9e-3, rel=1e-3)
-        assert load_tables(path, rules=MeasuringRules.allowing(0.1)).profile.iloc[0]["runs"] == 80, (
-            "8 % is allowed: all count"
+        assert load_profile(path, rules=MeasuringRules.allowing(0.1)).table.iloc[0]["runs"] == 80, (
+            "with 8% allowed, all runs count"
         )
 
 
-def test_environments_are_kept_apart(tmp_path: Path) -> None:
+def test_environments_are_kept_separately(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path, "e1").close()
     filled(path, "e2").close()
     tables = load_tables(path)
     assert [key[2] for key in tables.profiles] == ["e1", "e2"]
-    assert all(len(t) == 1 and t.loc[0, "runs"] == 40 for t in tables.profiles.values())
+    assert all(len(p) == 1 and p.table.loc[0, "runs"] == 40 for p in tables.profiles.values())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_environments_are_kept_apart(tmp_path: Path) -> None:
         (b"\x80\x04\x95pickle", "not a profile store"),
     ],
 )
-def test_foreign_files_are_refused_and_left_alone(tmp_path: Path, content: bytes, message: str) -> None:
+def test_foreign_files_are_refused_and_not_changed(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "p.sqlite"
     path.write_bytes(content)
     with pytest.raises(StoreError, match=message):
@@ -137,7 +136,7 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path: Path, content: bytes
     assert path.read_bytes() == content
 
 
-def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE t (x)")
@@ -148,7 +147,7 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_newer_version_is_refused(tmp_path: Path) -> None:
+def test_other_store_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     connection = sqlite3.connect(path)
@@ -168,7 +167,7 @@ def test_truncated_files_are_refused(tmp_path: Path, share: float) -> None:
         Store(path)
 
 
-def test_scribbled_pages_are_refused(tmp_path: Path) -> None:
+def test_overwritten_pages_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path, visits=400).close()
     content = bytearray(path.read_bytes())
@@ -178,7 +177,7 @@ def test_scribbled_pages_are_refused(tmp_path: Path) -> None:
         Store(path)
 
 
-def test_missing_folder_folder_and_missing_file(tmp_path: Path) -> None:
+def test_missing_folders_and_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         Store(tmp_path / "no" / "p.sqlite")
     with pytest.raises(StoreError, match="is a folder"):
@@ -190,7 +189,7 @@ def test_missing_folder_folder_and_missing_file(tmp_path: Path) -> None:
         load_tables(tmp_path / "p.sqlite")
 
 
-def test_full_disk_is_said_and_the_file_stays_intact(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_the_file_stays_intact(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path) as store:
         session = store.add_session("e", "test", {}, reference=5e-4)
@@ -253,7 +252,7 @@ def _writer(path: Path, children: int, seed: int) -> subprocess.Popen[str]:
     )
 
 
-def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+def test_sigkill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     process = _writer(path, 40, 1)
     output, _ = process.communicate(timeout=120)
@@ -277,7 +276,7 @@ def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Pat
     assert 10 * committed <= runs <= 10 * (committed + 40)
 
 
-def test_two_processes_write_at_once(tmp_path: Path) -> None:
+def test_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     processes = [_writer(path, 8, seed) for seed in (2, 3)]
     committed = sum(int(p.communicate(timeout=120)[0]) for p in processes)
@@ -291,15 +290,15 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
     assert 10 * committed <= runs <= 10 * (committed + 16)
 
 
-def test_a_copy_without_the_log_still_opens(tmp_path: Path) -> None:
+def test_copy_without_the_log_opens(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     copy = tmp_path / "copy.sqlite"
     shutil.copy(path, copy)
-    assert load_tables(copy).profile.equals(load_tables(path).profile)
+    assert load_profile(copy).table.equals(load_profile(path).table)
 
 
-def test_nothing_in_the_file_is_code(tmp_path: Path) -> None:
+def test_store_contains_no_code(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     connection = sqlite3.connect(path)

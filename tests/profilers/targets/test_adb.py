@@ -116,11 +116,12 @@ def test_network_is_pushed_once_and_timed_on_the_phone(phone: Path) -> None:
 def test_environment_of_a_profile_says_how_it_was_tested(
     phone: Path, tiny: tuple[nn.Module, tuple[torch.Tensor, ...]], lenient: MeasuringRules
 ) -> None:
-    table = profilers.profile(*tiny, target=target(), samples=3, holdout=0, grid=8, rules=lenient, time_limit=60)
+    found = profilers.profile(*tiny, target=target(), samples=3, holdout=0, grid=8, rules=lenient, time_limit=60)
+    table = found.table
     assert len(table) == 3
-    widths = table[table.attrs["names"]].to_numpy()
+    widths = table[list(found.names)].to_numpy()
     assert (np.diff(table["seconds"].to_numpy()[np.argsort(widths.sum(axis=1))]) >= 0).all()
-    about = table.attrs["environment"]
+    about = found.environment
     assert "fake adb executable" in about["adb"]
     assert (about["board"], about["cpu"], about["kernel"]) == ("Pixel 0", "Tensor", "not visible")
     assert about["python"] == "not visible", "nothing of this computer passes for the phone's"

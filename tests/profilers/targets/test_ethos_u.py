@@ -72,15 +72,16 @@ def test_profile_has_exact_estimates(tiny: Any, tmp_path: Path, monkeypatch: pyt
     model, inputs = tiny
     groups = find_groups(model, inputs)
     out = tmp_path / "p.sqlite"
-    table = profile(model, inputs, "ethos-u55-128", samples=5, holdout=2, out=out, groups=groups)
-    assert table.attrs["estimated"] == "estimated by Vela 5.2.0"
-    assert table.attrs["prepared"] == "narrowed"
+    found = profile(model, inputs, "ethos-u55-128", samples=5, holdout=2, out=out, groups=groups)
+    assert found.estimated == "estimated by Vela 5.2.0"
+    assert found.prepared == "narrowed"
+    table = found.table
     assert set(table["split"]) == {"dense", "train", "holdout"}
     for _, row in table.iterrows():
         kept = [np.arange(int(row[name])) for name in groups.names]
         indices = sum(len(i) for cuts in groups.slices(kept).values() for i in cuts.values())
         assert row["seconds"] == row["low"] == row["high"] == (1000 * indices or 1e6) / 5e8
-    assert load_tables(out).profile["seconds"].tolist() == table["seconds"].tolist()
+    assert load_tables(out).profile.table["seconds"].tolist() == table["seconds"].tolist()
 
 
 def test_operations_on_the_cpu_are_an_error(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

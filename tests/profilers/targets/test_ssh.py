@@ -142,7 +142,7 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     out = tmp_path / "p.sqlite"
     url = place.address()
     with caplog.at_level(logging.WARNING):
-        table = profilers.profile(
+        found = profilers.profile(
             *tiny, target=url, samples=4, holdout=1, grid=8, out=out, rules=lenient, time_limit=120
         )
     assert killed == ["connection", "agent"]
@@ -150,13 +150,14 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     assert isinstance(target, Ssh)
     assert target.board.reconnections == 2
     assert caplog.text.count("connecting again") == 2
-    assert len(table) == 5
-    assert table.attrs["untrusted"] == 0
-    assert table.attrs["agreement"] < 1e-4, "the outputs on the board are those of the shrunk network"
+    assert len(found) == 5
+    assert found.untrusted == 0
+    assert found.agreement is not None
+    assert found.agreement < 1e-4, "the outputs on the board are those of the shrunk network"
     assert len(profilers.load_tables(out, rules=lenient).samples) == sum(visits), "every visit is in the store, once"
     assert len(set(puts)) == len(puts), "what was on the board was not sent again"
     assert {p.name for p in place.cache.iterdir()} == {name for name, _ in puts} | {"lock"}
-    about = table.attrs["environment"]
+    about = found.environment
     assert about["target"] == "onnxruntime/ssh://127.0.0.1 fp32 x1"
     assert about["control"] == "2", "the control of ONNX Runtime on a CPU"
     assert about["onnxruntime"]

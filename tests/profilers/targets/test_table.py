@@ -61,26 +61,25 @@ def test_time_of_a_network_is_the_sum_of_its_entries(tiny: Network, tmp_path: Pa
 def test_profile_is_exact_deterministic_and_on_the_tables_grid(tiny: Network, tmp_path: Path) -> None:
     device = f"table:{made(tmp_path / 't.csv', step=4)}"
     options: dict[str, Any] = {"samples": 10, "holdout": 3, "out": tmp_path / "p.sqlite"}
-    table = profilers.profile(*tiny, target=device, **options)
-    stem, inner = table.attrs["names"]
-    if table.attrs["sizes"] != [16, 24]:
-        stem, inner = inner, stem
-    assert set(table.attrs["grid"].values()) == {4}
+    found = profilers.profile(*tiny, target=device, **options)
+    table = found.table
+    stem, inner = found.names if found.sizes == (16, 24) else reversed(found.names)
+    assert set(found.grid.values()) == {4}
     assert len(table) == 13
     for _, row in table.iterrows():
         assert row["seconds"] == pytest.approx(by_hand(int(row[stem]), int(row[inner])), rel=1e-12)
         assert row["low"] == row["seconds"] == row["high"]
-    assert table.attrs["estimated"] == "estimated from look-up table t.csv"
-    assert table.attrs["untrusted"] == 0
-    assert set(table.attrs["environment"]) == {"target", "estimated", "table", "outside", "layers"}
+    assert found.estimated == "estimated from look-up table t.csv"
+    assert found.untrusted == 0
+    assert set(found.environment) == {"target", "estimated", "table", "outside", "layers"}
     again = profilers.profile(*tiny, target=device, **options)
-    pd.testing.assert_frame_equal(again, table)
+    pd.testing.assert_frame_equal(again.table, table)
     assert len(profilers.load_tables(options["out"]).samples) == len(table), "nothing is asked twice"
     groups = find_groups(*tiny)
-    model = budgets.fit(table, groups)
+    model = budgets.fit(found, groups)
     assert model.predict(table).to_numpy() == pytest.approx(table["seconds"].to_numpy(), rel=0.02)
     check = profilers.self_check(*tiny, target=device, configurations=3)
-    assert check.attrs["largest"] == 0.0
+    assert check.largest == 0.0
 
 
 def test_channels_outside_are_refused_or_interpolated(tiny: Network, tmp_path: Path) -> None:
@@ -205,10 +204,10 @@ def test_wide_resnet_meets_a_latency_of_the_raspberry_pi(shared_data: Callable[[
     expected = entries["Conv_0", 3, 16] + entries["FC", 128, 1]
     for g, i, o in ((1, 16, 32), (2, 32, 64), (3, 64, 128)):
         expected += entries[f"Stride_{g}", i, o] + entries[f"Skip_{g}", i, o] + 11 * entries[f"No_Stride_{g}", o, o]
-    table = profilers.profile(model, inputs, pi, samples=14, holdout=4, groups=groups, out=tmp_path / "pi.sqlite")
-    dense = table[table["split"] == "dense"].iloc[0]
+    profile = profilers.profile(model, inputs, pi, samples=14, holdout=4, groups=groups, out=tmp_path / "pi.sqlite")
+    dense = profile.table[profile.table["split"] == "dense"].iloc[0]
     assert dense["seconds"] == pytest.approx(expected, rel=1e-12)
-    cost = budgets.fit(table, groups)
+    cost = budgets.fit(profile, groups)
     limit = budgets.LatencyBudget("200ms", target=pi).limit(cost.dense)
     low, high = 0.05, 1.0
     for _ in range(30):  # the widest uniform keep ratio that the fitted model allows

@@ -130,9 +130,11 @@ def test_registered_target_is_measured_and_profiled(
         assert found.environment["torchscript"] == torch.__version__
         with pytest.raises(ProfileError, match="already registered"):
             register("scripted")(type("Other", (Scripted,), {}))
-        table = profilers.profile(*tiny, target="scripted", samples=4, holdout=1, grid=8, rules=lenient, time_limit=60)
-        assert len(table) == 5
-        assert table.attrs["prepared"] == "shrunk"
+        profile = profilers.profile(
+            *tiny, target="scripted", samples=4, holdout=1, grid=8, rules=lenient, time_limit=60
+        )
+        assert len(profile) == 5
+        assert profile.prepared == "shrunk"
     finally:
         base._REGISTRY.pop("scripted", None)
 

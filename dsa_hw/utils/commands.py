@@ -1,0 +1,45 @@
+"""One way to run a command: errors on one line, exit codes, interrupts and closed pipes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dsa_hw.errors import DsaError
+from dsa_hw.utils.text import one_line
+
+__all__ = ["run_command"]
+
+_log = logging.getLogger(__name__)
+
+
+def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = False, out: Path | None = None) -> int:
+    """Run a command and report its errors on standard error.
+
+    Args:
+        prog: The command as it was typed; it begins every error message.
+        run: Does the work and returns an exit code; None stands for 0.
+        verbose: Log the traceback of an error.
+        out: The file that an interrupted command continues.
+
+    Returns:
+        The exit code: that of ``run``, of the error, or 130 for an interrupt.
+    """
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+    try:
+        return int(run() or 0)
+    except DsaError as error:
+        if verbose:
+            _log.exception(prog)
+        sys.stderr.write(f"{prog}: {one_line(error, 2000)}\n")
+        return error.exit_code
+    except BrokenPipeError:  # the reader of a pipe was closed: `dsa-hw inspect | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        stored = "" if out is None else f" {out} contains what was measured."
+        sys.stderr.write(f"{prog}: Interrupted.{stored} The same command continues.\n")
+        return 130

@@ -1,0 +1,141 @@
+"""``python -m profilers.latency``, which is also ``dsa-hw profile``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from profilers import latency
+from profilers.measuring.rules import MeasuringRules
+
+MODEL = "tests.fakes.machine:Tiny"
+
+
+def command(*arguments: str) -> list[str]:
+    return ["--model", MODEL, "--input", "1x3x16x16", "--runtime", "torch", *arguments]
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules) -> None:
+    """No option of the command weakens its rules as far as a test on a busy machine needs."""
+    monkeypatch.setattr(MeasuringRules, "allowing", lambda share, statistic="quiet": lenient)
+
+
+@pytest.mark.usefixtures("rules")
+def test_command_prints_text_or_json_and_plots_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "p.sqlite", tmp_path / "grid.png"
+    arguments = command(
+        "--samples", "4", "--holdout", "1", "--out", str(out), "--time-limit", "1min", "--plot", str(picture)
+    )
+    assert latency.main(arguments) == 0
+    text = capsys.readouterr().out
+    for part in ("dense", "ms, 95% CI [", "range", "grid", "noise", "rejected", "next: dsa-hw fit"):
+        assert part in text
+    assert out.exists()
+    assert picture.stat().st_size > 5000
+    assert latency.main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["target"] == "torch/cpu fp32 x1"
+    assert len(report["configurations"]) == 5
+    assert report["next"]
+    assert latency.main(command("--self-check", "--time-limit", "20s", "--out", str(out))) == 0
+    assert "Difference: median" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--runtime", "tensorrt"], 2, "pip install"),
+        (["--device", "cuda"], 2, "CUDA"),
+        (["--device", "quantum"], 2, "Unknown device"),
+        (["--model", "resnet81"], 2, "resnet"),
+        (["--model", MODEL, "--input", "1x3x"], 2, "1x3x224x224"),
+        (["--model", "no.such:thing"], 2, "Cannot import model"),
+        (["--holdout", "-1"], 2, "0 or more"),
+    ],
+)
+def test_invalid_options_are_refused_on_one_line(
+    arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available() and "cuda" in arguments:
+        pytest.skip("there is CUDA here")
+    found = latency.main([*arguments, "--out", str(tmp_path / "p.sqlite")])
+    captured = capsys.readouterr()
+    assert found == code
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("python -m profilers.latency: ")
+    assert words in captured.err
+    assert captured.out == ""
+
+
+def test_foreign_store_is_refused_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.sqlite"
+    path.write_text("something else entirely, and long enough to be a header " * 3)
+    assert latency.main(command("--out", str(path), "--json")) == 2
+    captured = capsys.readouterr()
+    assert "not a profile store" in captured.err
+    assert json.loads(captured.out) == {
+        "error": captured.err.removeprefix("python -m profilers.latency: ").strip(),
+        "exit_code": 2,
+    }
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "ten", "5 weeks"])
+def test_invalid_durations_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        latency.main([f"--time-limit={text}"])
+    assert stop.value.code == 2
+    assert "time" in capsys.readouterr().err
+
+
+def test_interrupted_command_keeps_its_runs(tmp_path: Path) -> None:
+    out = tmp_path / "p.sqlite"
+    code = (
+        "import sys; from profilers import latency; from profilers.measuring.rules import MeasuringRules\n"
+        # Never finished: it measures until it is stopped.
+        "rules = MeasuringRules(precision=0, tolerance=1e6, waiting=1e6)\n"
+        "MeasuringRules.allowing = staticmethod(lambda *_: rules)\n"
+        "sys.exit(latency.main(sys.argv[1:]))"
+    )
+    arguments = command("--samples", "3", "--holdout", "1", "--grid", "8", "--out", str(out))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+        # Where the tests run in the background SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (out.exists() and _runs(out)):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "The same command continues." in errors
+    assert str(out) in errors
+    assert "Traceback" not in errors
+    assert _runs(out) > 0
+
+
+def _runs(path: Path) -> int:
+    connection = sqlite3.connect(path, timeout=10)
+    try:
+        return int(connection.execute("SELECT count(*) FROM samples").fetchone()[0])
+    except sqlite3.OperationalError:  # not created yet
+        return 0
+    finally:
+        connection.close()
+
+
+def test_import_of_profilers_loads_no_heavy_package() -> None:
+    heavy = ("torch", "onnxruntime", "openvino", "matplotlib")
+    code = f"import sys, profilers; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
