@@ -41,11 +41,12 @@ import profilers
 from budgets import LatencyBudget
 from dsa_hw import allocate, find_groups
 from dsa_hw.channels import shrink
-from dsa_hw.experiments.equal_latency import match
+from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import solve
-from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
+from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
+from dsa_hw.pipeline.options import ProfileOptions
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.metrics import accuracy
@@ -170,16 +171,16 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
     if rows(args.out, **key):
         return
     begin, images = time.perf_counter(), datasets.load_data("cifar10", args.data, seed=seed)
-    gauge = DeviceGauge(resolve(TARGET), network.inputs, rules_for(LatencyBudget("50%"), network.rules), seed)
+    meter = DeviceMeter(resolve(TARGET), network.inputs, rules_for(LatencyBudget("50%"), network.rules), seed)
     made: dict[str, nn.Module] = {}
     choices: dict[str, Any] = {}
     for text, method in ((OURS, "dsa"), (FLOPS, "dsa"), (UNIFORM, "uniform")):
         images.val.epoch = 0
         found = allocate(
             network.dense, LatencyBudget(f"{share:g}%"), example_inputs=network.inputs, val=images.val, target=TARGET,
-            profile=network.cost, method=method, seed=seed, rules=network.rules, progress=True, name=network.name,
-            options={"precision": "bf16"} if method == "dsa" else {}, time_limit=90.0,
-            proposal=flops_proposal(network, images, seed, share / 100) if text == FLOPS else None,
+            method=flops_proposal(network, images, seed, share / 100) if text == FLOPS else method, seed=seed,
+            options={"precision": "bf16"} if method == "dsa" else {},
+            profiling=ProfileOptions(source=network.cost, rules=network.rules, time_limit=90.0, name=network.name),
         )  # fmt: skip
         made[text] = found.model
         choices[text] = {
@@ -189,13 +190,13 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
         }
         print(text, found.widths.tolist(), found.certificate.entries[0], found.rounds.to_string(), sep="\n", flush=True)
     before = [r["choices"][RIVAL] for r in rows(args.out, what="decided", model=network.name, share=share)]
-    made[RIVAL], choices[RIVAL] = torch_pruning_twin(network, gauge, made[OURS], before)
-    readings = gauge.read({DENSE: network.dense, **made}, 60.0)
+    made[RIVAL], choices[RIVAL] = torch_pruning_twin(network, meter, made[OURS], before)
+    readings = meter.read({DENSE: network.dense, **made}, 60.0)
     flops = {text: counted(model, network.inputs) for text, model in {DENSE: network.dense, **made}.items()}
     note(
         args.out,
         {
-            **key, "target": gauge.title, "allow": args.allow, "choices": choices, "flops": flops,
+            **key, "target": meter.title, "allow": args.allow, "choices": choices, "flops": flops,
             "readings": {text: asdict(r) for text, r in readings.items()}, "seconds": time.perf_counter() - begin,
         },
     )  # fmt: skip
@@ -215,7 +216,7 @@ def flops_proposal(network: Network, images: Any, seed: int, share: float) -> Pr
     aim = share * float(latency.dense[0])
     alpha = np.full(len(network.groups), share)
     for _ in range(2):
-        limit = match(alpha, sizes, flops, lambda w: float(latency.at_widths(w)[0]), aim, network.grid).limit
+        limit = match_latency(alpha, sizes, flops, lambda w: float(latency.at_widths(w)[0]), aim, network.grid).limit
         images.val.epoch = 0
         costs = CostSet([flops], sizes, [limit])
         problem = Problem(
@@ -229,7 +230,7 @@ def flops_proposal(network: Network, images: Any, seed: int, share: float) -> Pr
 
 
 def torch_pruning_twin(
-    network: Network, gauge: DeviceGauge, goal: nn.Module, before: Sequence[Any]
+    network: Network, meter: DeviceMeter, goal: nn.Module, before: Sequence[Any]
 ) -> tuple[nn.Module, Any]:
     """Torch-Pruning's global magnitude pruner at the ratio that takes as long as ``goal``, by halving.
 
@@ -239,14 +240,14 @@ def torch_pruning_twin(
     best: tuple[float, Any, Any] = (np.inf, None, None)
     for choice in before:
         model = torch_pruned(network, choice["ratio"], choice["step"])
-        if abs(distance(gauge, model, goal)) <= CLOSE:
+        if abs(distance(meter, model, goal)) <= CLOSE:
             return model, choice
     for step in (8, 4, 1):
         low, high = 0.0, 0.95
         for _ in range(MOST):
             ratio = (low + high) / 2
             model = torch_pruned(network, ratio, step)
-            off = distance(gauge, model, goal)
+            off = distance(meter, model, goal)
             best = min(best, (abs(off), model, {"ratio": ratio, "step": step}), key=lambda item: item[0])
             if best[0] <= CLOSE:
                 return best[1], best[2]
@@ -266,9 +267,9 @@ def torch_pruned(network: Network, ratio: float, step: int) -> nn.Module:
     return model.eval()
 
 
-def distance(gauge: DeviceGauge, model: nn.Module, goal: nn.Module) -> float:
+def distance(meter: DeviceMeter, model: nn.Module, goal: nn.Module) -> float:
     """log of the measured latency over the goal's, in one interleaved run."""
-    found = gauge.read({"network": model, "goal": goal}, 10.0)
+    found = meter.read({"network": model, "goal": goal}, 10.0)
     return float(np.log(found["network"].value / found["goal"].value))
 
 

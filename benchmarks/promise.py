@@ -41,7 +41,8 @@ from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal, realise
 from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.allocate import allocate
-from dsa_hw.pipeline.meters import DENSE, DeviceGauge, rules_for
+from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
+from dsa_hw.pipeline.options import ProfileOptions
 from dsa_hw.profiles import Profile
 from dsa_hw.utils.arguments import share as parse_share
 from dsa_hw.zoo import models
@@ -136,15 +137,11 @@ def case(
         wanted,
         example_inputs=network.inputs,
         target=runtime,
-        profile=model,
-        method=args.method,
+        method=proposal or args.method,
         out=args.cache / f"{network.name}_{runtime.replace('/', '-')}_{amount.rstrip('%')}",
         progress=True,
-        rules=args.rules,
         options={"steps": args.steps, "batch_size": args.batch_size} if args.method == "dsa" else {},
-        time_limit=6 * args.limit,
-        proposal=proposal,
-        name=network.name,
+        profiling=ProfileOptions(source=model, rules=args.rules, time_limit=6 * args.limit, name=network.name),
     )
     allocated = time.perf_counter() - started
     share = wanted.quantity.magnitude
@@ -162,12 +159,12 @@ def case(
         networks["torch-pruning"] = torch_pruning(network.name, shape, share)
     except Exception as error:  # a rival that fails is a finding, not our failure
         missing["torch-pruning"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    gauge = DeviceGauge(resolve(runtime), network.inputs, rules_for(wanted, args.rules), seed=1)
-    readings = gauge.read(networks, args.limit * len(networks))
+    meter = DeviceMeter(resolve(runtime), network.inputs, rules_for(wanted, args.rules), seed=1)
+    readings = meter.read(networks, args.limit * len(networks))
     limit = share * readings[DENSE].value
     row = about(network.name, runtime, amount, args) | {
         "guided": proposal is None,
-        "verdict": result.certificate.verdict,
+        "verdict": str(result.certificate.verdict),
         "utilisation": result.certificate.utilisation,
         "measurements": result.certificate.measurements,
         "certificate": result.certificate.to_dict(),

@@ -17,6 +17,7 @@ _HOMES = {
     "Certificate": "dsa_hw.pipeline.certificate",
     "ChannelGroups": "dsa_hw.channels",
     "CostModel": "budgets",
+    "CostSet": "dsa_hw.methods.costs",
     "DsaError": "dsa_hw.errors",
     "EnergyBudget": "budgets",
     "EstimatedEnergyBudget": "budgets",
@@ -51,6 +52,7 @@ _HOMES = {
     "fit": "budgets",
     "load_cost_model": "budgets",
     "masked": "dsa_hw.channels",
+    "load_profile": "profilers",
     "measure": "profilers",
     "profile": "profilers",
     "round_widths": "dsa_hw.methods.rounding",
@@ -66,6 +68,7 @@ __all__ = [
     "Certificate",
     "ChannelGroups",
     "CostModel",
+    "CostSet",
     "DsaError",
     "EnergyBudget",
     "EstimatedEnergyBudget",
@@ -99,6 +102,7 @@ __all__ = [
     "find_groups",
     "fit",
     "load_cost_model",
+    "load_profile",
     "masked",
     "measure",
     "profile",
@@ -140,6 +144,7 @@ if TYPE_CHECKING:
     from dsa_hw.experiments.compare import compare
     from dsa_hw.experiments.settings import ExperimentSettings
     from dsa_hw.experiments.sweep import sweep
+    from dsa_hw.methods.costs import CostSet
     from dsa_hw.methods.dsa.allocator import Allocator
     from dsa_hw.methods.dsa.recipe import Recipe
     from dsa_hw.methods.dsa.trainer import Trainer
@@ -151,7 +156,7 @@ if TYPE_CHECKING:
     from dsa_hw.pipeline.result import Allocation
     from dsa_hw.pipeline.verification import Verification, verify
     from dsa_hw.profiles import Profile
-    from profilers import MeasuringRules, measure, profile
+    from profilers import MeasuringRules, load_profile, measure, profile
 
 
 def __getattr__(name: str) -> Any:
