@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import profilers  # its names are imported on first use, so that --help stays fast
 from dsa_hw.errors import DsaError, ProfileError
 from dsa_hw.utils.arguments import duration, positive_integer, share
 from dsa_hw.utils.commands import run_command
@@ -59,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
         default="auto",
         help="auto, torch, compile, onnxruntime, openvino, tensorrt or litert (%(default)s)",
     )
-    add("--precision", default="fp32", choices=("fp32", "fp16"), help="(%(default)s)")
+    add("--precision", default="fp32", choices=("fp32", "fp16"), help="number format (%(default)s)")
     add("--threads", type=positive_integer, default=1, help="CPU threads of one run (%(default)s)")
     add("--samples", type=positive_integer, default=40, help="configurations to fit a cost model to (%(default)s)")
     add("--holdout", type=int, default=10, help="configurations to test it with, drawn first (%(default)s)")
@@ -111,10 +112,8 @@ def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         return _profile_fleet(options)
     _check_target(options)
     model, inputs = _network(options)
-    from profilers.profiling.api import profile
-
     with Bar(shown=not options.json) as bar, logging_redirect_tqdm():
-        found = profile(
+        found = profilers.profile(
             model,
             inputs,
             f"{options.runtime}/{options.device}",
@@ -126,9 +125,8 @@ def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         from profilers.profiling.plots import save_grid_plot
 
         save_grid_plot(found, options.plot)
-    return summary.profile_text(found, options.out, options.allow), summary.profile_data(
-        found, options.out, options.allow
-    )
+    about = (found, options.out, options.allow)
+    return summary.profile_text(*about), summary.profile_data(*about)
 
 
 def _profile_fleet(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -156,10 +154,8 @@ def _self_check(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         raise ProfileError("--self-check is for one device. Run it on a board, without --fleet.")
     _check_target(options)
     model, inputs = _network(options)
-    from profilers.profiling.api import self_check
-
     with Bar(shown=not options.json) as bar:
-        found = self_check(
+        found = profilers.self_check(
             model,
             inputs,
             f"{options.runtime}/{options.device}",
@@ -193,16 +189,12 @@ def _settings(options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
 
 
 def _rules(options: argparse.Namespace) -> Any:
-    from profilers.measuring.rules import MeasuringRules
-
-    return MeasuringRules.allowing(options.allow, options.statistic)
+    return profilers.MeasuringRules.allowing(options.allow, options.statistic)
 
 
 def _check_target(options: argparse.Namespace) -> None:
     """Refuse a missing runtime, device or counter before the model is loaded."""
-    from profilers.targets import resolve
-
-    resolve(f"{options.runtime}/{options.device}", precision=options.precision, threads=options.threads)
+    profilers.resolve(f"{options.runtime}/{options.device}", precision=options.precision, threads=options.threads)
     if options.quantity == "energy":
         from profilers.measuring.counters import Counter, find
 

@@ -12,21 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from dsa_hw.channels import ChannelGroups
 from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.modules import evaluating
+from profilers.measuring.bench import Bench, OnVisit
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer, artefact_of, input_of
-
-if TYPE_CHECKING:
-    from dsa_hw.channels import ChannelGroups
-    from profilers.measuring.bench import Bench, OnVisit
 
 __all__ = ["Evidence", "Sweep", "excess", "find_grid", "finest_free_grid", "sweeps"]
 
