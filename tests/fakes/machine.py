@@ -1,4 +1,4 @@
-"""A simulated machine with known truth, and a small network."""
+"""A simulated machine whose true times are known, and a small network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profilers.targets import Loaded, Target
 
 
 class Tiny(nn.Module):
-    """Two residual stages and a classifier, small enough to export in a second."""
+    """A residual block and a classifier, small enough to export in a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,10 +32,13 @@ class Tiny(nn.Module):
 
 
 class Machine:
-    """A simulated machine: its own clock, and a slowdown that depends on the time.
+    """A simulated machine with its own clock.
 
-    ``slowdown(t)`` is the factor by which work takes longer at time t; ``steals(t)`` says whether somebody else has the
-    processor at t (shows in ``waited``).
+    Args:
+        slowdown: Returns the factor by which work takes longer at a time.
+        steals: Returns whether another process has the processor at a time; that time counts in `waited`.
+        jitter: Mean of the relative variation of a run.
+        seed: Seed of the variation.
     """
 
     def __init__(
@@ -51,16 +54,16 @@ class Machine:
         self._rng = np.random.default_rng(seed)
 
     def clock(self) -> float:
-        """Simulated seconds; reading the clock takes a microsecond."""
+        """Return the simulated seconds; reading the clock takes a microsecond."""
         self.now += 1e-6
         return self.now
 
     def waited(self) -> float:
-        """Simulated seconds without a processor."""
+        """Return the simulated seconds without a processor."""
         return self.wait
 
     def work(self, seconds: float) -> float:
-        """Do ``seconds`` of undisturbed work in steps; the time it took."""
+        """Do ``seconds`` of undisturbed work in steps and return the time that it took."""
         begin, left = self.now, seconds * (1 + self._jitter * self._rng.exponential())
         step = min(seconds / 20, 2.5e-4)
         while left > 0:
@@ -74,7 +77,7 @@ class Machine:
         return self.now - begin
 
     def network(self, seconds: float) -> Loaded:
-        """A network that takes ``seconds`` undisturbed."""
+        """Return a network that takes ``seconds`` undisturbed."""
         return Loaded(lambda: None, clock=lambda n: np.asarray([self.work(seconds) for _ in range(n)]))
 
 
@@ -89,7 +92,7 @@ class Simulated(Target):
 
 
 class SimulatedDevice(Target):
-    """A simulated machine on which networks can be loaded: a convolution costs its weights."""
+    """A simulated machine that loads networks; their time depends on the weights of convolutions."""
 
     runtime = "simulated"
 
@@ -98,17 +101,17 @@ class SimulatedDevice(Target):
         self.machine, self.control = machine, control
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
-        """Loads the network at its true speed."""
+        """Load a network with its true time."""
         return self.machine.network(self.truth(artefact))
 
     @staticmethod
     def truth(module: nn.Module) -> float:
-        """Undisturbed seconds of a network."""
+        """Return the undisturbed seconds of a network."""
         return 1e-3 + 4e-7 * sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Conv2d))
 
 
 class SimulatedBench(Bench):
-    """A bench that lives in the time of a `SimulatedDevice`."""
+    """A bench with the clock of a `SimulatedDevice`."""
 
     def __init__(self, target: SimulatedDevice, **options: Any) -> None:
         machine = target.machine

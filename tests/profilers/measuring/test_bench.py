@@ -113,7 +113,7 @@ def test_first_session_sets_the_reference_and_a_faster_one_lowers_it(tmp_path: P
 
 def test_run_that_waited_for_a_processor_is_rejected_despite_quiet_controls(tmp_path: Path) -> None:
     quiet_reference(tmp_path)
-    # A neighbour takes the core for 3 ms in every 60 ms: it mostly falls inside the 25 ms run, not on the controls.
+    # Another process takes the core for 3 ms in every 60 ms, mostly during the 24 ms run and not during the controls.
     machine = Machine(steals=lambda t: (t % 0.06) < 0.003)
     found = bench_on(machine, tmp_path).measure({"net": machine.network(0.024)}, limit=60)["net"]
     assert found.trusted, found.doubt
@@ -165,7 +165,7 @@ def test_time_limit_ends_a_measurement_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_lower_reference_resumes_finished_networks(tmp_path: Path) -> None:
-    # For 4 s everything takes 6 % longer. Network a is finished by then (6 rounds), the others are not (12 rounds).
+    # For 4 s everything takes 6% longer. Network a is finished by then (6 rounds), the others are not (12 rounds).
     machine = Machine(lambda t: 1.06 if t < 4 else 1.0)
     bench = bench_on(machine, tmp_path)
     networks = {"a": machine.network(2e-3), **{f"b{i}": machine.network(0.03) for i in range(12)}}

@@ -1,4 +1,4 @@
-"""Profiles on simulated machines: measuring uses its time, and single doubtful configurations are left out."""
+"""Profiles on simulated machines: use of the time limit, and configurations that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def truth(tiny: Network, profile: Profile) -> list[float]:
     return [SimulatedDevice.truth(shrink(tiny[0], groups, [torch.arange(int(w)).numpy() for w in row])) for row in rows]
 
 
-def test_a_reference_that_falls_while_measuring_is_measured_out(run: Run, tiny: Network) -> None:
-    # 6 % slower at first: within the tolerance of its own reference, far from that of the quiet machine afterwards.
+def test_configurations_are_measured_again_after_the_reference_fell(run: Run, tiny: Network) -> None:
+    # 6% slower at first: within the tolerance of its own reference, outside that of the quiet machine afterwards.
     device = SimulatedDevice(Machine(lambda t: 1.06 if t < 2 else 1.0))
     found = run(device, time_limit=300)
     assert len(found) == 18
     assert found.untrusted == 0
     assert found.table["seconds"].tolist() == pytest.approx(truth(tiny, found), rel=0.02)
-    assert 2 < device.machine.now < 60, "it goes on after the reference fell, and stops when all are trusted"
+    assert 2 < device.machine.now < 60, "it continues after the reference fell and stops when all are trusted"
 
 
 class _Restless(SimulatedDevice):
-    """Some networks, by the order of their first run, never come to rest: their runs vary by half."""
+    """A device on which some networks, by the order of their first run, have runs that vary by half."""
 
     def __init__(self, machine: Machine, restless: Callable[[int], bool]) -> None:
         super().__init__(machine)
@@ -81,14 +81,14 @@ class _Restless(SimulatedDevice):
         return Loaded(lambda: None, clock=clock)
 
 
-def test_a_single_wide_interval_is_left_out_after_all_the_time_was_used(
+def test_configuration_with_a_wide_interval_is_left_out_after_the_time_limit(
     run: Run, tiny: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = _Restless(Machine(), lambda number: number == 5)
     with caplog.at_level(logging.WARNING):
         found = run(device, time_limit=12, rules=MeasuringRules(precision=3e-3, worst=5e-3))
     assert device.machine.now >= 12
-    assert len(found) == 17, "the adaptive part, which comes last, had its share of the time"
+    assert len(found) == 17, "the second part of the design had its share of the time"
     assert "1 of 18 configurations could not be measured precisely enough and are left out" in caplog.text
     assert found.table["seconds"].tolist() == pytest.approx(truth(tiny, found), rel=0.01)
     model = budgets.fit(found, find_groups(*tiny))
@@ -98,7 +98,7 @@ def test_a_single_wide_interval_is_left_out_after_all_the_time_was_used(
 @pytest.mark.parametrize(
     ("samples", "usable", "refused"), [(16, 12, False), (16, 11, True), (10, 9, False), (10, 8, True)]
 )
-def test_a_profile_is_refused_only_with_too_few_usable_configurations(
+def test_profile_is_refused_only_with_too_few_trusted_configurations(
     run: Run, tiny: Network, samples: int, usable: int, refused: bool
 ) -> None:
     device = _Restless(Machine(), lambda number: number >= usable)
@@ -112,7 +112,7 @@ def test_a_profile_is_refused_only_with_too_few_usable_configurations(
     assert device.machine.now >= 10, "refused only after the time was used"
 
 
-def test_a_profile_without_time_says_so(run: Run) -> None:
+def test_profile_without_time_is_refused(run: Run) -> None:
     with pytest.raises(MeasurementError, match=r"Only 0 of 12 configurations were measured.*--time-limit"):
         run(SimulatedDevice(Machine()), time_limit=1e-6)
 
@@ -121,9 +121,9 @@ def test_a_profile_without_time_says_so(run: Run) -> None:
 def test_interrupted_runs_are_judged_by_the_reference_of_their_session(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doubled: bool
 ) -> None:
-    """Killed at the third transaction: what is stored then is all that is left."""
+    """The job is interrupted at the fourth transaction; only what is stored is left."""
     quiet = SimulatedDevice(Machine())
-    SimulatedBench(quiet, references=ReferenceFile()).calibrate()  # the machine is known from a better day
+    SimulatedBench(quiet, references=ReferenceFile()).calibrate()  # a reference of the undisturbed machine is stored
     device = SimulatedDevice(Machine(lambda t: 2.0 if doubled else 1.0))
     real, count = Store.add_samples, 0
 
