@@ -51,7 +51,6 @@ _HOMES = {
     "find_groups": "dsa_hw.channels",
     "fit": "budgets",
     "load_cost_model": "budgets",
-    "load_profile": "profilers",
     "masked": "dsa_hw.channels",
     "load_profile": "profilers",
     "measure": "profilers",
