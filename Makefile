@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m dsa_hw.cli.demo
+	$(BIN)/dsa-hw demo
 
 # One worker per core with one thread each: more threads than cores wait for each other.
 test: lint

@@ -1,4 +1,4 @@
-"""dsa-hw doctor: what is installed, and which runtimes and devices can be used here."""
+"""``dsa-hw doctor``: what is installed, and which runtimes and devices can be used here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import platform
 from typing import Any
 
 import dsa_hw
+from dsa_hw.cli.options import add_command, add_json
 from dsa_hw.cli.packages import OWN, why_hidden
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.text import one_line
@@ -24,28 +25,34 @@ _TARGETS = (
     "torch/cpu", "compile/cpu", "onnxruntime/cpu", "openvino/cpu", "litert/cpu", "ethos-u55-128", "torch/cuda",
     "onnxruntime/cuda", "tensorrt/cuda", "torch/mps",
 )  # fmt: skip
-_EXAMPLES = """examples:
+_EXAMPLES = """Examples:
   dsa-hw doctor
   dsa-hw doctor --target tensorrt/cuda
   dsa-hw doctor --json > doctor.json
+
+Exit codes: 0 done, 2 a target of --target cannot be used, or other packages
+hide budgets or profilers.
 """
 
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "doctor",
-        help="show what is installed and which runtimes and devices can be used here",
-        description="Show what is installed, and which runtimes and devices can be used here. Paste the output into an "
-        "issue.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        summary="show what is installed, and which runtimes and devices can be used here",
+        description="Show what is installed, and which runtimes and devices can be used here and why not. Paste the "
+        "output into an issue.",
+        examples=_EXAMPLES,
     )
     parser.add_argument(
-        "--target", action="append", metavar="RUNTIME/DEVICE", help="check this target only; repeatable"
+        "--target",
+        action="append",
+        metavar="RUNTIME/DEVICE",
+        help="check this target only; may be repeated (default: all that are known)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(run=run)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""dsa-hw export: the pruned network of a plan as an ONNX file."""
+"""``dsa-hw export``: write the pruned network of a plan as ONNX."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsa_hw.cli.inspect import add_model_options
-from dsa_hw.cli.options import model_and_inputs, read_weights
+import dsa_hw
+from dsa_hw.cli.options import add_command, add_json, add_model, model_and_inputs, read_weights
+from dsa_hw.utils.files import refuse_overwriting
 
-_EXAMPLES = """example:
-  dsa-hw export small/plan.json --model resnet18 --weights small/model.pt --out model.onnx
+__all__ = ["add", "run"]
+
+_EXAMPLES = """Examples:
+  dsa-hw export small/plan.json --model resnet18 --weights small/model.pt \\
+      --out model.onnx
 """
 
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "export",
-        help="write the pruned network of a plan as ONNX",
-        description="Write the pruned network of a plan as ONNX.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        summary="write the pruned network of a plan as ONNX",
+        description="Write the pruned network of a plan as one ONNX file.",
+        examples=_EXAMPLES,
     )
-    parser.add_argument("plan", type=Path, help="plan.json, as dsa-hw allocate wrote it")
-    add_model_options(parser)
-    parser.add_argument("--weights", type=Path, metavar="PT", help="state dict of the small network (model.pt)")
-    parser.add_argument("--out", type=Path, default=Path("model.onnx"), metavar="ONNX", help="(%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(run=run)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
+    add_model(parser, weights="state dict of the pruned network, model.pt (default: random weights)")
+    parser.add_argument("--out", type=Path, default=Path("model.onnx"), metavar="ONNX", help="the file to write")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rebuild, export, say where it is."""
-    from dsa_hw.channels.plan import Plan
+    """Rebuild the pruned network, export it, and print the path."""
     from dsa_hw.pipeline.result import write_onnx
     from dsa_hw.pipeline.verification import pruned_network
-    from dsa_hw.utils.files import refuse_overwriting
 
     refuse_overwriting(args.out, args.plan, args.weights)
-    plan = Plan.load(args.plan)
+    plan = dsa_hw.Plan.load(args.plan)
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
     small = pruned_network(model, plan, inputs, read_weights(args.weights) if args.weights else None)
     path = write_onnx(small, inputs, args.out)
-    parameters = sum(p.numel() for p in small.parameters())
-    if args.json:
-        print(json.dumps({"out": str(path), "bytes": path.stat().st_size, "parameters": parameters}))
-        return 0
-    print(f"saved: {path}, {parameters / 1e6:.3f} M parameters, {path.stat().st_size / 2**20:.2f} MiB")
+    parameters, size = sum(p.numel() for p in small.parameters()), path.stat().st_size
     if not args.weights:
-        print("note: no --weights, so the weights are those of a new, untrained network", file=sys.stderr)
+        print("The weights are random (no --weights).", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"out": str(path), "bytes": size, "parameters": parameters}))
+    else:
+        print(f"saved: {path}, {parameters / 1e6:.3f} M parameters, {size / 2**20:.2f} MiB")
     return 0

@@ -1,4 +1,4 @@
-"""dsa-hw fit: fit a cost model to a profile."""
+"""``dsa-hw fit``: fit a cost model to a profile."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dsa_hw
+from dsa_hw.cli.options import add_command, add_json, measuring_rules
 from dsa_hw.errors import ModelError, ProfileError
 from dsa_hw.profiles import QUANTITIES, Profile
 from dsa_hw.units import format_magnitude
 from dsa_hw.utils.arguments import share
 from dsa_hw.utils.files import refuse_overwriting
+from dsa_hw.utils.text import first_line, percent
 
 if TYPE_CHECKING:
     from budgets import CostModel
     from dsa_hw.channels import ChannelGroups
 
-_EXAMPLES = """examples:
+__all__ = ["add", "run"]
+
+_EXAMPLES = """Examples:
   dsa-hw fit profile.sqlite
   dsa-hw fit profile.sqlite --out latency.json --plot fit.png
 """
@@ -25,46 +30,50 @@ _EXAMPLES = """examples:
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "fit",
-        help="fit a cost model to a profile",
-        description="Fit a cost model to a profile: compare candidates, calibrate a bound, test on held-out rows.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        summary="fit a cost model to a profile",
+        description="Fit a cost model to a profile: select the best candidate by cross-validation, calibrate an upper "
+        "bound, and test both on held-out configurations.",
+        examples=_EXAMPLES,
     )
-    parser.add_argument("profile", type=Path, help="profile store made by dsa-hw profile")
-    parser.add_argument("--out", type=Path, help="where to write the model (default: the profile's name with .json)")
-    parser.add_argument("--plot", type=Path, help="draw the fit (.png, .svg, .pdf)")
-    parser.add_argument(
+    option = parser.add_argument
+    option("profile", type=Path, metavar="PROFILE", help="profile store (.sqlite) of dsa-hw profile")
+    option("--out", type=Path, metavar="JSON", help="the file to write (default: the name of the profile with .json)")
+    option("--plot", type=Path, metavar="PATH", help="plot the fit to this .png, .svg or .pdf file")
+    option(
         "--model",
-        help="network, where the profile's own name for it is not that of a known model (package.module:factory)",
+        metavar="NAME",
+        help="the profiled network, for example package.module:factory (default: the name in the profile)",
     )
-    parser.add_argument("--target", help="refuse a profile of another target")
-    parser.add_argument(
+    option("--target", metavar="RUNTIME/DEVICE", help="refuse a profile of another target (default: accept any)")
+    option(
         "--outside",
         choices=("extrapolate", "clip", "refuse"),
         default="extrapolate",
-        help="beyond the profiled range (%(default)s)",
+        help="what to do beyond the profiled range",
     )
-    parser.add_argument("--calibration", choices=("jackknife+", "cv+", "split"), help="how the bound is calibrated")
-    parser.add_argument("--confidence", type=float, default=0.9, help="of the bound that is reported (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the cross-validation (%(default)s)")
-    parser.add_argument("--allow", type=share, default=0.02, help="interference allowed, as when it was profiled (2%%)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.set_defaults(run=run)
+    option(
+        "--calibration",
+        choices=("jackknife+", "cv+", "split"),
+        help="how the bound is calibrated (default: jackknife+ for linear models, else cv+)",
+    )
+    option("--confidence", type=float, default=0.9, help="confidence of the reported bound")
+    option("--seed", type=int, default=0, metavar="N", help="seed of the cross-validation")
+    option("--allow", type=share, default="2%", metavar="SHARE", help="interference that was allowed when profiling")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit, save, draw and report."""
-    import budgets
-    import profilers
-
+    """Fit, save, plot and report."""
     out = args.out or args.profile.with_suffix(".json")
     refuse_overwriting(out, args.profile)
     refuse_overwriting(args.plot, args.profile, out, option="--plot")
-    profile = profilers.load_profile(args.profile, rules=profilers.MeasuringRules.allowing(args.allow))
+    profile = dsa_hw.load_profile(args.profile, rules=measuring_rules(args))
     groups = _groups(profile, args.model)
-    model = budgets.fit(
+    model = dsa_hw.fit(
         profile, groups, target=args.target, calibration=args.calibration, outside=args.outside, seed=args.seed
     )
     model.save(out)
@@ -81,19 +90,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _groups(profile: Profile, name: str | None) -> ChannelGroups:
     """Return the channel groups of the profiled network, made from its name."""
-    from dsa_hw.channels import find_groups
     from dsa_hw.zoo.models import load_model
 
     shapes = [shape for shape, _ in profile.inputs]
     shape = shapes[0] if len(shapes) == 1 else None
     if name is not None:
-        return find_groups(*load_model(name, shape))
+        return dsa_hw.find_groups(*load_model(name, shape))
     try:
-        return find_groups(*load_model(profile.network, shape, imports=False))
+        return dsa_hw.find_groups(*load_model(profile.network, shape, imports=False))
     except ModelError as error:
         raise ProfileError(
-            f"Cannot make the network {profile.network!r} from the name in the profile ({error}). Name the network "
-            "with --model, or fit in Python with budgets.fit(profile, groups)."
+            f"Cannot make the network {profile.network!r} from the name in the profile ({first_line(error)}). Name the "
+            "network with --model, or fit in Python with dsa_hw.fit(profile, groups)."
         ) from error
 
 
@@ -102,9 +110,9 @@ def _report(model: CostModel, confidence: float) -> str:
     table = model.report.drop(columns="chosen")
     for column in ("mape", "se", "worst", "within_5", "within_10", "holdout_mape"):
         if column in table:
-            table[column] = (100 * table[column]).map("{:.2f}%".format)
+            table[column] = table[column].map(lambda value: percent(value, 2))
     table["seconds"] = table["seconds"].map("{:.2f}".format)
-    bound = f"{100 * model.half_width(confidence):.1f}% above the prediction"
+    bound = f"{percent(model.half_width(confidence))} above the prediction"
     lines = [repr(model), f"  upper bound at {100 * confidence:g}%: {bound} (median)"]
     if model.provenance.dense is not None:
         dimension = QUANTITIES[model.provenance.quantity].dimension

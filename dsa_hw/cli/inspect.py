@@ -1,20 +1,26 @@
-"""dsa-hw inspect: what can be pruned in a network, and what each group is worth."""
+"""``dsa-hw inspect``: what can be pruned in a network, and how much each group contributes."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import pathlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import budgets
+import dsa_hw
+from dsa_hw.cli.options import add_command, add_json, add_model, model_and_inputs
 from dsa_hw.errors import DsaError
+from dsa_hw.utils.text import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dsa_hw.channels import ChannelGroups
+    from dsa_hw import ChannelGroups
 
-_EXAMPLES = """examples:
+__all__ = ["add", "groups_text", "run"]
+
+_EXAMPLES = """Examples:
   dsa-hw inspect --model resnet18 --input 1x3x224x224
   dsa-hw inspect --model timm/convnext_atto --plot groups.png
   dsa-hw inspect --model mypackage.networks:make_net --input 1x3x32x32 --json
@@ -23,37 +29,24 @@ _EXAMPLES = """examples:
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "inspect",
-        help="channel groups of a network: what can be pruned, what is frozen and why",
-        description="Channel groups of a network: what can be pruned, what is frozen and why, FLOPs and parameters.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        summary="show the channel groups of a network: what can be pruned, what cannot and why",
+        description="Show the channel groups of a network: what can be pruned, what is frozen and why, and the FLOPs "
+        "and parameters of each group.",
+        examples=_EXAMPLES,
     )
-    add_model_options(parser)
-    parser.add_argument("--plot", metavar="PNG", help="draw FLOPs and parameters per group")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.set_defaults(run=run)
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """``--model`` and ``--input``, the same in every command."""
-    parser.add_argument(
-        "--model", required=True, metavar="NAME", help="torchvision name, timm/NAME, or package.module:factory"
-    )
-    parser.add_argument(
-        "--input", metavar="SHAPE", help="shape of the input, for example 1x3x224x224 (default: the model's own)"
-    )
+    add_model(parser)
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="plot FLOPs and parameters per group to this file")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, or JSON, and draw the picture."""
-    import budgets
-    from dsa_hw import find_groups
-    from dsa_hw.zoo.models import load_model, parse_shape
-
-    model, inputs = load_model(args.model, parse_shape(args.input) if args.input else None)
-    groups = find_groups(model, inputs)
+    """Print the groups, and plot them."""
+    model, inputs = model_and_inputs(args)
+    groups = dsa_hw.find_groups(model, inputs)
     frame = groups.to_frame()
     totals = {
         "flops": budgets.flops(groups).dense,
@@ -65,25 +58,26 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     else:
         shapes = ", ".join("x".join(map(str, shape)) for shape in groups.inputs)
-        print(f"{args.model} on {shapes}: {len(groups)} channel groups that can be pruned\n")
-        print(table(frame))
+        many = "channel group" if len(groups) == 1 else "channel groups"
+        print(f"{args.model} on {shapes}: {len(groups)} {many} that can be pruned\n")
+        print(groups_text(frame))
         print(
             f"\n{totals['flops'] / 1e9:.3f} GFLOPs, {totals['params'] / 1e6:.3f} M parameters, "
             f"{totals['activation_memory'] / 2**20:.1f} MiB of activations at the peak"
         )
     if args.plot:
-        _plot(groups, args.model, pathlib.Path(args.plot))
+        _plot(groups, args.model, args.plot)
     return 0
 
 
-def table(frame: pd.DataFrame) -> str:
-    """The frame of ``groups.to_frame`` for a terminal."""
+def groups_text(frame: pd.DataFrame) -> str:
+    """Return the table of `ChannelGroups.to_frame` for a terminal."""
     short = frame.assign(
         members=[m if len(m) <= 40 else f"{m.split(', ')[0]} + {m.count(', ')} more" for m in frame["members"]],
         flops_share=[f"{share:6.1%}" for share in frame["flops_share"]],
     )
     rows = [
-        ("group", "channels", "made by", "FLOPs", "frozen because"),
+        ("group", "channels", "produced by", "FLOPs", "frozen because"),
         *(
             (str(r.group), str(r.channels), str(r.members), str(r.flops_share), str(r.why_frozen))
             for r in short.itertuples()
@@ -103,11 +97,9 @@ def table(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _plot(groups: ChannelGroups, model: str, path: pathlib.Path) -> None:
+def _plot(groups: ChannelGroups, model: str, path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
-
-    import budgets
 
     ones = np.ones(len(groups))
     labels = list(groups.names)
@@ -118,10 +110,10 @@ def _plot(groups: ChannelGroups, model: str, path: pathlib.Path) -> None:
         (axes[0], budgets.flops(groups), "FLOPs"),
         (axes[1], budgets.params(groups), "parameters"),
     ):
-        # What goes away with the whole group, everything else kept: F(1) - F(1 with alpha_k = 0).
+        # What is saved without the whole group, everything else kept: F(1) - F(1 with alpha_k = 0).
         saved = np.array([cost(ones) - cost(ones - np.eye(len(groups))[k]) for k in range(len(groups))]) / cost.dense
         axis.barh(labels, 100 * saved, color="#3b6ea5")
-        axis.set_xlabel(f"% of the network's {title} that go with the group")
+        axis.set_xlabel(f"% of the network's {title} saved without the group")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="y", labelsize=7 if len(labels) > 30 else 9)
     axes[0].invert_yaxis()
@@ -129,6 +121,6 @@ def _plot(groups: ChannelGroups, model: str, path: pathlib.Path) -> None:
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
-        raise DsaError(f"cannot draw {path}: {error}") from error
+        raise DsaError(f"Cannot write the plot {path}: {one_line(error)}.") from error
     finally:
         plt.close(figure)

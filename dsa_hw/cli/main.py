@@ -1,44 +1,77 @@
-"""dsa-hw: the command line. Each subcommand is a small module with ``add`` (its options) and ``run``."""
+"""The command ``dsa-hw``. Each subcommand is a module with ``add`` (its options) and ``run``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import dsa_hw
 from dsa_hw.cli.packages import OWN, why_hidden
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.commands import run_command
+from dsa_hw.utils.text import one_line
 
 __all__ = ["build_parser", "main"]
 
-_COMMANDS = ("inspect", "profile", "fit", "allocate", "compare", "sweep", "verify", "export", "setup", "doctor")
+_COMMANDS = (
+    "demo", "inspect", "allocate", "verify", "export", "compare", "sweep", "profile", "fit", "doctor", "setup",
+)  # fmt: skip
+_EPILOG = """Examples:
+  dsa-hw demo
+  dsa-hw inspect --model resnet18
+  dsa-hw allocate --model resnet18 --budget latency=50% --out small/
+
+`dsa-hw COMMAND --help` describes a command. Exit codes: 0 done, 2 invalid
+input, 3 a budget cannot be met or is not met, 4 a measurement cannot be
+trusted, 130 interrupted.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports a wrong argument as every other error is reported, on one line."""
+
+    def error(self, message: str) -> NoReturn:
+        text = one_line(message[:1].upper() + message[1:], 1000).rstrip(".")
+        self.exit(DsaError.exit_code, f"{self.prog}: {text}. See {self.prog} --help.\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    The codes are 0 (done), 2 (invalid input), 3 (a budget cannot be met or is not met), 4 (a measurement cannot be
+    trusted) and 130 (interrupted).
+    """
+    if hidden := next(filter(None, map(why_hidden, OWN)), None):
+        print(f"dsa-hw: {hidden}", file=sys.stderr)
+        return DsaError.exit_code
+    words = sys.argv[1:] if argv is None else list(argv)
+    args, unknown = build_parser().parse_known_args(words)
+    if unknown:  # reported as an error of the command; argparse would name dsa-hw alone
+        _Parser(f"dsa-hw {args.command}").error(f"unknown arguments: {shlex.join(unknown)}")
+    args.typed = shlex.join(["dsa-hw", *words])
+    out = args.out if args.continues else None
+    return run_command(f"dsa-hw {args.command}", lambda: args.run(args), verbose=args.verbose, out=out)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of ``dsa-hw`` with every command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="dsa-hw",
-        description="Prune a PyTorch network to a budget in the unit that counts, on the device that counts.",
-        epilog="example: dsa-hw inspect --model resnet18 --input 1x3x224x224",
+        description="Prune PyTorch networks to a latency, energy or FLOPs budget, measured and\n"
+        "verified on the target device.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"dsa-hw {dsa_hw.__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log what is done, with tracebacks")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name in _COMMANDS:  # imported here: `main` first checks that the packages they need are ours
+    parser.add_argument("-v", "--verbose", action="store_true", help="log each step, and tracebacks of errors")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for name in _COMMANDS:  # imported here: they need the packages that `main` checks first
         importlib.import_module(f"dsa_hw.cli.{name}").add(subparsers)
     return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; exit codes: 0 done, 2 wrong input, 3 budget infeasible, 4 measurement cannot be trusted."""
-    if hidden := next(filter(None, map(why_hidden, OWN)), None):
-        print(f"dsa-hw: {hidden}", file=sys.stderr)
-        return DsaError.exit_code
-    args = build_parser().parse_args(argv)
-    return run_command(f"dsa-hw {args.command}", lambda: args.run(args), verbose=args.verbose)
 
 
 if __name__ == "__main__":

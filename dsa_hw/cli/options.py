@@ -1,55 +1,295 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share, and the objects that they describe."""
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsa_hw.errors import ModelError
-from dsa_hw.utils.arguments import share
+import dsa_hw
+from dsa_hw.errors import InfeasibleBudgetError, MeasurementError, ModelError
+from dsa_hw.experiments.settings import ExperimentSettings
+from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
+from dsa_hw.pipeline.reading import Verdict
+from dsa_hw.utils.arguments import duration, positive_integer, share
+from dsa_hw.utils.text import one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dsa_hw.zoo.data import Data
+    from profilers import MeasuringRules
 
 __all__ = [
     "DEFAULT_TARGET",
     "EXIT_CODES",
+    "METHODS",
+    "add_command",
+    "add_data",
+    "add_json",
     "add_measuring",
+    "add_model",
+    "add_search",
+    "add_training",
+    "load_dense",
     "measuring_rules",
     "model_and_inputs",
+    "profile_options",
     "read_weights",
+    "refinement_options",
+    "settings_of",
+    "step_listener",
     "warn_of_random_weights",
 ]
 
 DEFAULT_TARGET = "onnxruntime/cpu"
-EXIT_CODES = {"MET": 0, "NOT MET": 3, "INCONCLUSIVE": 4}
+EXIT_CODES = {
+    Verdict.MET: 0,
+    Verdict.NOT_MET: InfeasibleBudgetError.exit_code,
+    Verdict.INCONCLUSIVE: MeasurementError.exit_code,
+}
+# Listed here because importing the methods takes seconds; a test compares.
+METHODS = ("dsa", "annealing", "global_gamma", "knapsack", "morphnet", "netadapt", "ssl", "uniform")
+BUDGET_HELP = (
+    "latency=5ms, latency=50%%, latency.p95=8ms, flops=50%%, params=2M, memory=64MiB, energy=40mJ or "
+    "estimated_energy=50%%"
+)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of examples, and adds the default of an option to its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help or "", action.default
+        if default is None or default is False or default is argparse.SUPPRESS or text.endswith(")"):
+            return text
+        return f"{text} (default: %(default){'g' if isinstance(default, float) else 's'})"
+
+
+def add_command(
+    subparsers: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    summary: str,
+    description: str,
+    examples: str,
+    continues: bool = False,
+) -> argparse.ArgumentParser:
+    """Add a command.
+
+    Args:
+        subparsers: What ``add_subparsers`` returned.
+        name: Name of the command.
+        run: Runs it with the parsed arguments and returns the exit code.
+        summary: A line for ``dsa-hw --help``.
+        description: What the command does, in sentences.
+        examples: Shown below the options, as it is.
+        continues: Whether the command, repeated after an interruption, continues from ``--out``.
+
+    Returns:
+        The parser of the command, to add options to.
+    """
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, 79),
+        epilog=examples,
+        formatter_class=_HelpFormatter,
+    )
+    parser.set_defaults(run=run, continues=continues)
+    return parser
+
+
+# Adding options -------------------------------------------------------------------------------------------------------
+
+
+def add_model(parser: argparse.ArgumentParser, *, shape: bool = True, weights: str | None = None) -> None:
+    """Add ``--model``, ``--input`` if ``shape``, and ``--weights`` with the given help."""
+    parser.set_defaults(input=None)
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="torchvision name, resnet20 (a CIFAR network), timm/NAME, or package.module:factory",
+    )
+    if shape:
+        parser.add_argument(
+            "--input", metavar="SHAPE", help="shape of the input, for example 1x3x224x224 (default: the model's own)"
+        )
+    if weights is not None:
+        parser.add_argument("--weights", type=Path, metavar="PT", help=weights)
+
+
+def add_data(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
+    """Add ``--data`` with the given help, and ``--data-path``."""
+    parser.add_argument("--data", required=required, metavar="NAME", help=help)
+    parser.add_argument(
+        "--data-path", type=Path, metavar="PATH", help="the .npz file of CIFAR-10 (default: cifar10.npz in this folder)"
+    )
 
 
 def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_TARGET) -> None:
-    """``--target``, ``--allow`` and ``--json``."""
-    default = "that of the plan, where it is this computer" if target is None else target
-    parser.add_argument("--target", default=target, metavar="RUNTIME/DEVICE", help=f"where to measure ({default})")
-    parser.add_argument("--allow", type=share, default=0.02, help="disturbance allowed on a busy machine (2%%)")
+    """Add ``--target`` and ``--allow``."""
+    text = "where to measure, for example torch/cuda"
+    if target is None:
+        text += " (default: the target of the plan, if that is this computer)"
+    parser.add_argument("--target", default=target, metavar="RUNTIME/DEVICE", help=text)
+    parser.add_argument(
+        "--allow", type=share, default="2%", metavar="SHARE", help="largest interference; allow more on a busy machine"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def measuring_rules(args: argparse.Namespace) -> Any:
-    """The rules of measuring that ``--allow`` names."""
-    from profilers import MeasuringRules
+def add_search(parser: argparse.ArgumentParser, profile: str) -> None:
+    """Add what `profile_options` and `refinement_options` read, ``--seed`` and ``--json``.
 
-    return MeasuringRules.allowing(args.allow)
+    Args:
+        parser: The parser of the command.
+        profile: Help of ``--profile``.
+    """
+    profiling, refinement = ProfileOptions(), RefinementOptions()
+    option = parser.add_argument
+    option("--profile", type=Path, metavar="PATH", help=profile)
+    option(
+        "--samples", type=positive_integer, default=profiling.samples, metavar="N",
+        help="configurations to measure and fit the cost model to",
+    )  # fmt: skip
+    option(
+        "--holdout", type=int, default=profiling.holdout, metavar="N",
+        help="configurations to measure and test the cost model with",
+    )  # fmt: skip
+    option(
+        "--grid", default=profiling.grid, metavar="N",
+        help="widths to use: multiples of N, or auto to find those that the target runs efficiently",
+    )  # fmt: skip
+    option(
+        "--time-limit", type=duration, default="10min", metavar="TIME",
+        help="time for measuring the profile, for example 90s",
+    )  # fmt: skip
+    option(
+        "--minimum", type=share, default=f"{100 * refinement.minimum:g}%", metavar="SHARE",
+        help="smallest share of its channels that a group keeps",
+    )  # fmt: skip
+    add_measuring(parser)
+    option("--seed", type=int, default=0, metavar="N", help="seed of everything random")
+    add_json(parser)
 
 
-def model_and_inputs(args: argparse.Namespace, shape: tuple[int, ...] | None = None) -> tuple[Any, tuple[Any, ...]]:
-    """The model of ``--model`` with ``--input``, or else with ``shape``."""
+def add_training(parser: argparse.ArgumentParser, budgets: str) -> None:
+    """Add ``--budgets`` with the given help, and what `settings_of` reads."""
+    default = ExperimentSettings()
+    option = parser.add_argument
+    option("--budgets", nargs="+", required=True, metavar="COST=AMOUNT", help=budgets)
+    option(
+        "--train-epochs", type=float, metavar="N",
+        help="epochs of the dense network (default: 20, or 0 with --weights or without --data)",
+    )  # fmt: skip
+    option(
+        "--epochs", type=float, default=default.epochs, metavar="N",
+        help="epochs of allocating, or of more fine-tuning where the method does not train",
+    )  # fmt: skip
+    option(
+        "--finetune-epochs", type=float, default=default.finetune_epochs, metavar="N",
+        help="epochs of fine-tuning each pruned network",
+    )  # fmt: skip
+    option("--lr", type=float, default=default.lr, help="peak learning rate of the dense network")
+    option("--finetune-lr", type=float, default=default.finetune_lr, metavar="LR", help="peak rate of fine-tuning")
+    option("--precision", default=default.precision, choices=("fp32", "bf16"), help="number format of training")
+
+
+# Reading options ------------------------------------------------------------------------------------------------------
+
+
+def measuring_rules(args: argparse.Namespace) -> MeasuringRules:
+    """Return the measuring rules with the interference of ``--allow``."""
+    return dsa_hw.MeasuringRules.allowing(args.allow)
+
+
+def profile_options(args: argparse.Namespace) -> ProfileOptions:
+    """Return how to profile."""
+    return ProfileOptions(
+        source=args.profile, samples=args.samples, holdout=args.holdout, grid=args.grid, time_limit=args.time_limit,
+        rules=measuring_rules(args), force=getattr(args, "force", False), name=args.model,
+    )  # fmt: skip
+
+
+def refinement_options(args: argparse.Namespace) -> RefinementOptions:
+    """Return how keep ratios become a network."""
+    return RefinementOptions(minimum=args.minimum)
+
+
+def settings_of(args: argparse.Namespace) -> ExperimentSettings:
+    """Return how the networks of a comparison or a sweep are trained."""
+    trained = bool(args.data) and not args.weights
+    epochs = args.train_epochs if args.train_epochs is not None else 20.0 if trained else 0.0
+    return ExperimentSettings(
+        train_epochs=epochs, epochs=args.epochs, finetune_epochs=args.finetune_epochs, lr=args.lr,
+        finetune_lr=args.finetune_lr, precision=args.precision, seed=args.seed,
+    )  # fmt: skip
+
+
+def model_and_inputs(
+    args: argparse.Namespace, shape: tuple[int, ...] | None = None
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the model of ``--model`` with inputs of the shape of ``--input``, or else of ``shape``."""
     from dsa_hw.zoo.models import load_model, parse_shape
 
     return load_model(args.model, parse_shape(args.input) if args.input else shape)
 
 
-def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:
-    """Say that the weights are random where no ``--weights`` were given and the network is not ``trained`` first.
+def load_dense(args: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], Data | None]:
+    """Return the dense network with the weights of ``--weights``, its inputs, and the data of ``--data``.
 
-    The factory of a user (``package.module:factory``) may well load weights; nothing is said about those.
+    Random weights depend on ``--seed`` alone, so that a repeated command continues with the same network.
+    """
+    import torch
+
+    from dsa_hw.utils.modules import load_weights
+    from dsa_hw.zoo.data import load_data
+
+    data = load_data(args.data, args.data_path, seed=args.seed) if args.data else None
+    torch.manual_seed(args.seed)
+    model, inputs = model_and_inputs(args, data.shape if data else None)
+    if args.weights:
+        load_weights(model, read_weights(args.weights), args.model)
+    return model, inputs, data
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Read a state dict; nothing but tensors is unpickled.
+
+    Raises:
+        ModelError: The file cannot be read, or holds something else.
+    """
+    import torch
+
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ModelError(
+            f"Cannot read the weights {path} ({one_line(error, 200)}). Save model.state_dict()."
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} must contain a state dict; it contains a {type(found).__name__}.")
+    return found
+
+
+# Output ---------------------------------------------------------------------------------------------------------------
+
+
+def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:
+    """Print that the weights are random, unless ``--weights`` is given or the network is ``trained`` first.
+
+    The factory of a user (``package.module:factory``) may load weights, so nothing is printed for it.
     """
     if args.weights or trained or ":" in args.model:
         return
@@ -57,16 +297,6 @@ def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> N
     print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
-def read_weights(path: Path) -> dict[str, Any]:
-    """A state dict; nothing is unpickled but tensors."""
-    import pickle
-
-    import torch
-
-    try:
-        found = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ModelError(f"the weights {path} cannot be read ({' '.join(str(error).split())[:200]})") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} holds a {type(found).__name__}: save model.state_dict()")
-    return found
+def step_listener(args: argparse.Namespace) -> Callable[[str], None] | None:
+    """Return what prints each step to standard error; None with ``--json``."""
+    return None if args.json else lambda text: print(text, file=sys.stderr, flush=True)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-_EXAMPLES = """examples:
-  dsa-hw profile --model resnet18 --device cpu --runtime onnxruntime --out profile.sqlite
-  dsa-hw profile --model mobilenet_v2 --plot sawtooth.png
+from dsa_hw.cli.options import add_command
+from profilers import cli
+
+__all__ = ["add"]
+
+_EXAMPLES = """Examples:
+  dsa-hw profile --model resnet18 --device cpu --runtime onnxruntime
+  dsa-hw profile --model mobilenet_v2 --plot grid.png --out mobilenet.sqlite
   dsa-hw profile --self-check
+
+After an interruption the same command continues. Exit codes: 0 done, 2
+invalid input, 4 the measurements cannot be trusted.
 """
 
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    from profilers import cli
-
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "profile",
-        help="measure sampled channel configurations of a network on a device",
+        cli.run,
+        summary="measure sampled channel configurations of a network on a device",
         description="Measure the latency of sampled channel configurations of a network on a device.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        continues=True,
     )
     cli.add_options(parser)
-    parser.set_defaults(run=cli.run)

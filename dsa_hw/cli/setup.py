@@ -1,4 +1,4 @@
-"""dsa-hw setup: environments for packages that cannot live beside ours."""
+"""``dsa-hw setup``: make an environment for packages that conflict with those of this project."""
 
 from __future__ import annotations
 
@@ -9,53 +9,57 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dsa_hw.cli.options import add_command
 from dsa_hw.errors import DsaError, MissingDependencyError
 
 __all__ = ["add", "run"]
 
-_EXAMPLES = """examples:
+_EXAMPLES = """Examples:
   dsa-hw setup ethos-u
   dsa-hw setup ethos-u --constraints constraints.txt
 
-pip's own settings hold (PIP_INDEX_URL, PIP_CONSTRAINT, pip.conf). torch is installed in the version that is here; to
-get its CPU-only build, set PIP_EXTRA_INDEX_URL as pytorch.org says. DSA_HW_CACHE moves the folder.
+The settings of pip apply (PIP_INDEX_URL, PIP_CONSTRAINT, pip.conf). The
+environment gets the version of torch that is installed here; for its CPU-only
+build set PIP_EXTRA_INDEX_URL as pytorch.org describes. The environment is in
+the cache folder, which DSA_HW_CACHE changes.
 """
 
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "setup",
-        help="make the environment for LiteRT and Arm Ethos-U",
-        description="Make the environment of the LiteRT and Arm Ethos-U targets; their packages conflict with others.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        summary="create the environment of the LiteRT and Arm Ethos-U targets",
+        description="Create the environment of the LiteRT and Arm Ethos-U targets. Their packages conflict with "
+        "others, so they are installed separately (about 2 GB).",
+        examples=_EXAMPLES,
     )
-    parser.add_argument("what", choices=("ethos-u", "litert"), help="both are the same environment")
-    parser.add_argument("--constraints", type=Path, help="file of versions for pip (its option -c)")
-    parser.add_argument("--again", action="store_true", help="remove the environment first, if there is one")
-    parser.set_defaults(run=run)
+    parser.add_argument("what", choices=("ethos-u", "litert"), help="both names stand for the same environment")
+    parser.add_argument("--constraints", type=Path, metavar="FILE", help="versions for pip (its option -c)")
+    parser.add_argument("--again", action="store_true", help="remove an existing environment first")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the environment, and try it."""
+    """Create the environment and start it once."""
     import torch
 
     from profilers.litert.client import PACKAGES, Worker, environment_folder, python_of, versions
 
     folder = environment_folder()
     if options.constraints and not options.constraints.is_file():
-        raise DsaError(f"--constraints {options.constraints}: there is no such file")
+        raise DsaError(f"--constraints names no such file: {str(options.constraints)!r}.")
     if options.again:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         found = versions()
-        print(f"{folder} is there already; --again makes it anew")
+        print(f"Environment already exists at {folder}. Use --again to recreate it.")
     except MissingDependencyError:
-        # The network crosses as an archive of torch.export, so both sides should have the same torch.
+        # Networks are passed as archives of torch.export, so both environments need the same torch.
         packages = [f"torch=={torch.__version__.partition('+')[0]}", *PACKAGES]
-        print(f"making {folder}: {', '.join(packages)}; some minutes, about 2 GB", flush=True)
-        _call([sys.executable, "-m", "venv", str(folder)], "an environment cannot be made")
+        print(f"Creating {folder} with {', '.join(packages)}. This takes some minutes and about 2 GB.", flush=True)
+        _call([sys.executable, "-m", "venv", str(folder)], "Cannot create an environment")
         install = [
             str(python_of(folder)),
             "-m",
@@ -67,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
         ]
         if options.constraints:
             install += ["-c", str(options.constraints)]
-        _call([*install, *packages], "pip cannot install the packages")
+        _call([*install, *packages], "Cannot install the packages")
         found = versions()
     worker = Worker()
     try:
-        worker.ask("forget", model="nothing")  # starts the process: what is broken shows now
+        worker.ask("forget", model="nothing")  # starts the process, so that a broken environment fails now
     finally:
         worker.close()
     print("ready: " + ", ".join(f"{name} {version}" for name, version in found.items()))
@@ -83,5 +87,5 @@ def _call(command: list[str], wrong: str) -> None:
     done = subprocess.run(command, check=False)
     if done.returncode:
         raise MissingDependencyError(
-            f"{wrong} ({' '.join(command[1:4])} ended with {done.returncode}); see above for why"
+            f"{wrong} ({' '.join(command[1:4])} ended with {done.returncode}). The reason is printed above."
         )

@@ -1,4 +1,4 @@
-"""dsa-hw verify: does a plan's certificate still hold, on this machine, today?"""
+"""``dsa-hw verify``: does the certificate of a plan still hold, on this machine, today?"""
 
 from __future__ import annotations
 
@@ -7,53 +7,65 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsa_hw.cli.inspect import add_model_options
-from dsa_hw.cli.options import EXIT_CODES, add_measuring, measuring_rules, model_and_inputs, read_weights
+import dsa_hw
+from dsa_hw.cli.options import (
+    EXIT_CODES,
+    add_command,
+    add_json,
+    add_measuring,
+    add_model,
+    measuring_rules,
+    model_and_inputs,
+    read_weights,
+)
+from dsa_hw.utils.arguments import duration
 
-_EXAMPLES = """examples:
+__all__ = ["add", "run"]
+
+_EXAMPLES = """Examples:
   dsa-hw verify small/plan.json --model resnet18
   dsa-hw verify small/plan.json --model resnet18 --weights small/model.pt --json
 
-Exit codes: 0 it holds, 2 wrong input, 3 it does not hold, 4 inconclusive after the time limit.
+Exit codes: 0 the certificate still holds, 2 invalid input, 3 it does not
+hold, 4 inconclusive when the time is used up.
 """
 
 
 def add(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "verify",
-        help="measure the network of a plan again: does its certificate still hold?",
-        description="Measure the network of a plan again beside the dense one, for every budget of its certificate.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run,
+        summary="measure the network of a plan again, to check its certificate",
+        description="Measure the network of a plan again together with the dense one, for every budget of its "
+        "certificate. Measuring ends as soon as the verdict is clear.",
+        examples=_EXAMPLES,
     )
-    parser.add_argument("plan", type=Path, help="plan.json, as dsa-hw allocate wrote it")
-    add_model_options(parser)
-    parser.add_argument("--weights", type=Path, metavar="PT", help="state dict of the small network (model.pt)")
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="per budget (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
+    add_model(parser, weights="state dict of the pruned network, model.pt (default: random weights)")
+    parser.add_argument(
+        "--time-limit", type=duration, default="60s", metavar="TIME", help="time for each budget, for example 2min"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order of runs")
     add_measuring(parser, target=None)
     parser.add_argument(
         "--counter",
         metavar="MODULE:FUNCTION",
-        help="energy meter that returns joules, as profilers.energy takes it (needed where the plan was made with one)",
+        help="your own energy meter, which returns joules; required if the plan was made with one",
     )
     parser.add_argument(
-        "--technology", metavar="JSON", help="of an energy estimate, where the plan was made with the user's own"
+        "--technology", metavar="JSON", help="your own technology file of an energy estimate, if the plan needs one"
     )
-    parser.set_defaults(run=run)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure again and compare."""
-    from dsa_hw.channels.plan import Plan
-    from dsa_hw.pipeline.certificate import Certificate
-    from dsa_hw.pipeline.verification import verify
-
-    plan = Plan.load(args.plan)
-    Certificate.from_dict(plan.certificate)  # before anything is loaded
+    """Measure again, and print the certificate then and now."""
+    plan = dsa_hw.Plan.load(args.plan)
+    dsa_hw.Certificate.from_dict(plan.certificate)  # a damaged one is refused before the model is loaded
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
-    found = verify(
+    found = dsa_hw.verify(
         plan,
         model,
         example_inputs=inputs,

@@ -13,12 +13,12 @@ from torch import nn
 
 from budgets.budget import Budget, CountedBudget
 from dsa_hw.channels.plan import Plan, apply_plan
-from dsa_hw.errors import BudgetError, ModelError, PlanError, ProfileError
+from dsa_hw.errors import BudgetError, PlanError, ProfileError
 from dsa_hw.pipeline.certificate import Certificate, Entry, entry_of
 from dsa_hw.pipeline.meters import DENSE, Meter, meter_for
 from dsa_hw.pipeline.reading import Reading, Verdict
 from dsa_hw.utils.inputs import as_tensors
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.modules import load_weights
 from profilers.targets import from_title, resolve
 
 if TYPE_CHECKING:
@@ -176,13 +176,7 @@ def pruned_network(
     """
     small = apply_plan(model, plan, inputs)
     if weights is not None:
-        try:
-            small.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ModelError(
-                f"The weights do not fit the pruned network ({one_line(error, 200)}). Use the model.pt that was saved "
-                "with this plan."
-            ) from error
+        load_weights(small, weights, "the pruned network of the plan")
     return small
 
 

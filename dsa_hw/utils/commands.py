@@ -23,7 +23,7 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         prog: The command as it was typed; it begins every error message.
         run: Does the work and returns an exit code; None stands for 0.
         verbose: Log the traceback of an error.
-        out: The file that an interrupted command continues.
+        out: The file or folder from which an interrupted command continues; None where nothing is kept.
 
     Returns:
         The exit code: that of ``run``, of the error, or 130 for an interrupt.
@@ -40,6 +40,6 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        stored = "" if out is None else f" {out} contains what was measured."
-        sys.stderr.write(f"{prog}: Interrupted.{stored} The same command continues.\n")
+        kept = "Nothing was kept." if out is None else f"Finished work is in {out}. Repeat the command to continue."
+        sys.stderr.write(f"\n{prog}: Interrupted. {kept}\n")  # a new line, below the progress bar and ^C
         return 130

@@ -1,16 +1,20 @@
-"""Training modes, devices and digests of modules."""
+"""Training modes, devices, weights and digests of modules."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["device_of", "evaluating", "modes_kept", "weights_digest"]
+from dsa_hw.errors import ModelError
+from dsa_hw.utils.text import one_line
+
+__all__ = ["device_of", "evaluating", "load_weights", "modes_kept", "weights_digest"]
 
 
 @contextlib.contextmanager
@@ -37,6 +41,26 @@ def device_of(model: nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
+    """Load a state dict in place.
+
+    Args:
+        model: The network.
+        weights: Its state dict.
+        name: The network in the error message.
+
+    Raises:
+        ModelError: The weights are those of another network.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ModelError(
+            f"The weights do not fit {name}. Give the state dict that was saved from this network "
+            f"({one_line(error, 200)})."
+        ) from error
 
 
 def weights_digest(model: nn.Module) -> str:
