@@ -45,46 +45,46 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     parser.set_defaults(quantity=quantity, counter=None, fleet=None)
     if quantity == "energy":
         add("--counter", help="your own meter: package.module:function that returns joules (default: the device's own)")
-    add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (%(default)s)")
+    add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (default: %(default)s)")
     add("--input", help="input shape, for example 1x3x224x224 (default: the model's own)")
     add("--batch", type=positive_integer, help="batch size (default: that of the input shape)")
     add(
         "--device",
         default="cpu",
-        help="cpu, cuda, cuda:1, mps, ethos-u55-128, ssh://USER@HOST, adb:SERIAL or table:PATH.csv (%(default)s)",
+        help="cpu, cuda, cuda:1, mps, ethos-u55-128, ssh://USER@HOST, adb:SERIAL or table:PATH.csv (default: %(default)s)",
     )
     if quantity == "latency":
         add("--fleet", help="measure on the boards behind this Dask scheduler, for example tls://scheduler:8786")
     add(
         "--runtime",
         default="auto",
-        help="auto, torch, compile, onnxruntime, openvino, tensorrt or litert (%(default)s)",
+        help="auto, torch, compile, onnxruntime, openvino, tensorrt or litert (default: %(default)s)",
     )
-    add("--precision", default="fp32", choices=("fp32", "fp16"), help="number format (%(default)s)")
-    add("--threads", type=positive_integer, default=1, help="CPU threads of one run (%(default)s)")
-    add("--samples", type=positive_integer, default=40, help="configurations to fit a cost model to (%(default)s)")
-    add("--holdout", type=int, default=10, help="configurations to test it with, drawn first (%(default)s)")
+    add("--precision", default="fp32", choices=("fp32", "fp16"), help="number format (default: %(default)s)")
+    add("--threads", type=positive_integer, default=1, help="CPU threads of one run (default: %(default)s)")
+    add("--samples", type=positive_integer, default=40, help="configurations to fit a cost model to (default: %(default)s)")
+    add("--holdout", type=int, default=10, help="configurations to test it with, drawn first (default: %(default)s)")
     add(
         "--grid",
         default="auto",
-        help="channel counts to sample: multiples of N, or auto to find those that run efficiently (%(default)s)",
+        help="channel counts to sample: multiples of N, or auto to find those that run efficiently (default: %(default)s)",
     )
     add(
         "--statistic",
         default="quiet",
         choices=("quiet", "median", "p90", "p95", "p99"),
-        help="statistic of the undisturbed runs; quiet is the lower quartile (%(default)s)",
+        help="statistic of the undisturbed runs; quiet is the lower quartile (default: %(default)s)",
     )
     add(
         "--allow",
         type=share,
         default=summary.DEFAULT_ALLOWANCE,
-        help="largest disturbance of a measurement; use more than the default on a busy machine (2%%)",
+        help="largest disturbance of a measurement; use more than the default on a busy machine (default: 2%%)",
     )
-    add("--time-limit", type=duration, default=600.0, help="for example 90, 90s or 10min (10min)")
-    add("--out", default="profile.sqlite", type=Path, help="store; continued if it exists (%(default)s)")
+    add("--time-limit", type=duration, default=600.0, help="for example 90, 90s or 10min (default: 10min)")
+    add("--out", default="profile.sqlite", type=Path, help="store; continued if it exists (default: %(default)s)")
     add("--plot", type=Path, help="write a plot of the grid sweep to this file")
-    add("--seed", type=int, default=0, help="seed of the sampling (%(default)s)")
+    add("--seed", type=int, default=0, help="seed of the sampling (default: %(default)s)")
     add("--self-check", action="store_true", help="measure the same configurations twice and report the difference")
     add("--reset-reference", action="store_true", help="forget how fast the machine was, because it has changed")
     add("--json", action="store_true", help="print one JSON object instead of text")

@@ -30,7 +30,9 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
     try:
-        return int(run() or 0)
+        code = int(run() or 0)
+        sys.stdout.flush()  # a closed pipe fails here, not when the interpreter ends
+        return code
     except DsaError as error:
         if verbose:
             _log.exception(prog)

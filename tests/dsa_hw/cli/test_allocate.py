@@ -1,21 +1,20 @@
+"""``dsa-hw allocate``."""
+
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
-import budgets
 from dsa_hw.channels.plan import Plan
-from dsa_hw.cli import allocate, export, verify
-from dsa_hw.cli.budget_args import parse_budget, parse_budgets
-from dsa_hw.errors import BudgetError, InfeasibleBudgetError, ModelError, PlanError
+from dsa_hw.cli.main import main
 from tests.fakes.formula import Net
 
 MODEL = "tests.dsa_hw.cli.test_allocate:make"
+HALF = ("--budget", "flops=50%", "--method", "uniform")
 
 
 def make() -> tuple[Net, torch.Tensor]:
@@ -23,95 +22,94 @@ def make() -> tuple[Net, torch.Tensor]:
     return Net().eval(), torch.zeros(1, 3, 16, 16)
 
 
-def dsa_hw(*argv: Any) -> int:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers(required=True)
-    for command in (allocate, verify, export):
-        command.add(subparsers)
-    args = parser.parse_args([str(word) for word in argv])
-    return int(args.run(args))
+def make_random() -> tuple[Net, torch.Tensor]:
+    return Net().eval(), torch.zeros(1, 3, 16, 16)
+
+
+def allocate(out: Path, *words: str, model: str = MODEL) -> int:
+    return main(["allocate", "--model", model, *words, "--out", str(out)])
+
+
+def test_text_has_verdict_widths_and_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "my small network"
+    assert allocate(out, *HALF) == 0
+    text = capsys.readouterr().out
+    widths = Plan.load(out / "plan.json").widths
+    assert text.startswith("Allocation of Net on 1x3x16x16: MET")
+    assert "FLOPs <= 50% of the dense network" in text
+    assert all(f"{name} {width}/" in text for name, width in widths.items())
+    assert text.endswith(f"saved: {out}\nnext: dsa-hw verify '{out}/plan.json' --model {MODEL}\n")
+
+
+def test_json_has_the_certificate_and_the_saved_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert allocate(tmp_path, *HALF, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert set(content) == {"model", "certificate", "widths", "accuracy", "out"}
+    assert content["certificate"]["verdict"] == "MET"
+    assert content["accuracy"] == {}
+    assert Plan.load(tmp_path / "plan.json").widths == content["widths"]
+
+
+def test_minimum_bounds_every_keep_ratio(tmp_path: Path) -> None:
+    words = ("--budget", "flops=60%", "--method", "annealing", "--minimum", "60%")
+    assert allocate(tmp_path, *words) == 0
+    assert pd.read_csv(tmp_path / "widths.csv")["keep_ratio"].min() >= 0.6
+
+
+def test_fine_tuned_weights_are_saved_and_accuracies_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--budget", "flops=60%", "--data", "digits", "--epochs", "0.2", "--finetune", "0.2")
+    assert allocate(tmp_path, *words, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert set(content["accuracy"]) == {"dense", "pruned", "fine-tuned"}
+    assert content["certificate"]["entries"][0]["utilisation"] >= 0.97
+    tuned = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert allocate(tmp_path, *words[:-2]) == 0
+    text = capsys.readouterr().out
+    assert f"accuracy, pruned: {100 * content['accuracy']['pruned']:.1f}%" in text
+    plain = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert any(not torch.equal(tuned[name], plain[name]) for name in tuned)
+
+
+def test_random_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    model = "tests.dsa_hw.cli.test_allocate:make_random"
+    found = []
+    for number, seed in enumerate(("1", "1", "2")):
+        torch.manual_seed(number)
+        out = tmp_path / str(number)
+        assert allocate(out, "--budget", "flops=50%", "--method", "uniform", "--seed", seed, model=model) == 0
+        found.append(torch.load(out / "model.pt", weights_only=True)["one.weight"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"),
+    ("words", "code", "message"),
     [
-        ("latency=50%", budgets.LatencyBudget("50%")),
-        ("latency=5ms", budgets.LatencyBudget("5ms")),
-        ("latency.p95=8ms", budgets.LatencyBudget("8ms", quantile=0.95)),
-        ("flops=1.2G", budgets.FlopsBudget("1.2G")),
-        ("params = 2M", budgets.ParamsBudget("2M")),
-        ("memory=64MiB", budgets.MemoryBudget("64MiB")),
-        ("energy=40mJ", budgets.EnergyBudget("40mJ")),
-        ("estimated_energy=40mJ", budgets.EstimatedEnergyBudget("40mJ")),
+        (("--budget", "flops=0.001%"), 3, "cannot be met"),
+        (("--budget", "flops=50%", "--finetune", "1"), 2, "--data"),
+        (("--budget", "flops=50%", "--weights", "none.pt"), 2, "Cannot read the weights none.pt"),
+        (("--budget", "flops=50%", "--method", "unifrom"), 2, "Did you mean 'uniform'?"),
+        (("--budget", "flops=50%", "--data", "digit"), 2, "Did you mean 'digits'?"),
+        (("--budget", "flops"), 2, "COST=AMOUNT"),
     ],
 )
-def test_budgets_as_typed(text: str, budget: budgets.Budget) -> None:
-    assert parse_budget(text) == budget
+def test_wrong_input_is_one_line_with_the_name_of_the_command(
+    words: tuple[str, ...], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert allocate(tmp_path / "out", *words) == code
+    error = capsys.readouterr().err
+    assert error.startswith("dsa-hw allocate: ")
+    assert error.count("\n") == 1
+    assert message in error
 
 
-@pytest.mark.parametrize("text", ["latency", "latency=", "latncy=5ms", "flops.p95=1G", "latency.p0=5ms", "latency=5"])
-def test_budgets_that_are_refused(text: str) -> None:
-    with pytest.raises(BudgetError):
-        parse_budget(text)
-
-
-def test_the_same_cost_twice_is_refused() -> None:
-    with pytest.raises(BudgetError, match="two budgets"):
-        parse_budgets(["flops=50%", "flops=40%"])
-    assert len(parse_budgets(["latency=50%", "latency.p95=60%"])) == 2
-
-
-@pytest.mark.parametrize("command", ["allocate", "verify", "export"])
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        dsa_hw(command, "--help")
-    text = capsys.readouterr().out
-    assert f"dsa-hw {command}" in text.partition("example")[2]
-    assert "--json" in text
-
-
-def test_allocate_verify_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "small"
-    common = ("--model", MODEL)
-    code = dsa_hw("allocate", *common, "--budget", "flops=50%", "--method", "uniform", "--out", out, "--json")
-    found = json.loads(capsys.readouterr().out)
-    assert (code, found["certificate"]["verdict"]) == (0, "MET")
-    assert Plan.load(out / "plan.json").widths == found["widths"]
-
-    assert dsa_hw("allocate", *common, "--budget", "flops=50%", "--method", "uniform", "--out", out) == 0
-    assert "MET" in capsys.readouterr().out
-
-    assert dsa_hw("verify", out / "plan.json", *common, "--weights", out / "model.pt") == 0
-    assert "still holds" in capsys.readouterr().out
-    assert dsa_hw("verify", out / "plan.json", *common, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["same_device"] is True
-
-    onnx = tmp_path / "model.onnx"
-    assert dsa_hw("export", out / "plan.json", *common, "--weights", out / "model.pt", "--out", onnx, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["bytes"] == onnx.stat().st_size > 1000
-
-
-def test_what_is_wrong_is_said(tmp_path: Path, net: Net) -> None:
-    common = ("--model", MODEL, "--method", "uniform", "--out", tmp_path / "out")
-    with pytest.raises(InfeasibleBudgetError) as impossible:
-        dsa_hw("allocate", *common, "--budget", "flops=0.001%")
-    assert impossible.value.exit_code == 3
-    with pytest.raises(ModelError, match="--data"):
-        dsa_hw("allocate", *common, "--budget", "flops=50%", "--finetune", "1")
-    with pytest.raises(ModelError, match="cannot be read"):
-        dsa_hw("allocate", *common, "--budget", "flops=50%", "--weights", tmp_path / "none.pt")
-    bare = tmp_path / "bare.json"
-    from dsa_hw import find_groups
-
-    groups = find_groups(net, (torch.zeros(1, 3, 16, 16),))
-    Plan.of(groups, [range(int(n)) for n in groups.sizes]).save(bare)  # type: ignore[misc]
-    with pytest.raises(PlanError, match="no certificate"):
-        dsa_hw("verify", bare, "--model", MODEL)
-
-
-def test_guided_by_data_and_fine_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--budget", "flops=60%", "--data", "digits", "--epochs", "0.2", "--finetune", "0.2", "--json")
-    assert dsa_hw("allocate", "--model", MODEL, *words, "--out", tmp_path) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["accuracy"]) == {"dense", "pruned", "fine-tuned"}
-    assert found["certificate"]["entries"][0]["utilisation"] >= 0.97
+def test_weights_of_another_network_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tmp_path / "other.pt"
+    torch.save(torch.nn.Linear(2, 2).state_dict(), weights)
+    assert allocate(tmp_path, *HALF, "--weights", str(weights)) == 2
+    assert f"The weights do not fit {MODEL}." in capsys.readouterr().err
+    torch.save([1, 2], weights)
+    assert allocate(tmp_path, *HALF, "--weights", str(weights)) == 2
+    assert "must contain a state dict; it contains a list" in capsys.readouterr().err

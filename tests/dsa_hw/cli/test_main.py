@@ -1,122 +1,83 @@
-"""The commands hold together: profile -> fit -> load, on a small network, as typed."""
+"""``dsa-hw``: its commands, start-up, errors and interrupts."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import pathlib
-import sqlite3
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-import budgets
-import profilers
-from dsa_hw import LatencyBudget, find_groups
+import dsa_hw
 from dsa_hw.cli.main import main
-from profilers import MeasuringRules
+from tests.dsa_hw.cli.test_options import commands
+
+HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
 
 
-def network() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.ReLU(), nn.Conv2d(48, 8, 3)]
-    return nn.Sequential(*layers), torch.randn(1, 3, 24, 24)
+def test_help_of_every_command_imports_no_heavy_package() -> None:
+    code = f"""
+import sys
+from dsa_hw.cli.main import main
+for words in ([], *([name] for name in {sorted(commands())!r})):
+    try:
+        main([*words, "--help"])
+    except SystemExit as end:
+        assert end.code == 0
+print("imported:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported: []"
 
 
-NAME = "tests.dsa_hw.cli.test_main:network"
+def test_module_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "dsa_hw.cli", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: dsa-hw ")
+    for name in commands():
+        assert f"\n    {name} " in done.stdout
+    assert "doctor" in commands()
 
 
-@pytest.fixture
-def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A profile made with rules so loose that any machine passes: what is tested is the way, not the numbers."""
-    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
-    loose = MeasuringRules(precision=0.5, worst=1e6, tolerance=1e6, waiting=1e6, least_runs=4, least_visits=2)
-    path = tmp_path / "profile.sqlite"
-    model, inputs = network()
-    profilers.profile(
-        model, (inputs,), "torch/cpu", samples=12, holdout=4, grid=8, out=path, rules=loose, name=NAME, time_limit=60
-    )
-    original = profilers.load_profile
-    monkeypatch.setattr(profilers, "load_profile", lambda p, **options: original(p, rules=loose))
-    return path
-
-
-def test_profile_then_fit_then_load(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = store.with_name("fit.png")
-    assert main(["fit", str(store), "--model", NAME, "--plot", str(picture)]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in ("physics", "upper bound at 90%", "dense network measured", "saved: "))
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    model, inputs = network()
-    groups = find_groups(model, inputs)
-    latency = budgets.load_cost_model(store.with_suffix(".json"), groups)
-    dense = latency.value(torch.ones(len(groups), dtype=torch.float64))
-    assert 0 < LatencyBudget("50%").limit(float(dense)) < float(dense)
-
-
-def test_fit_as_json(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", str(store), "--model", NAME, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["out"].endswith("profile.json")
-    assert any(row["candidate"] == "physics" for row in content["candidates"])
-
-
-def test_fit_without_a_profile(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", str(tmp_path / "absent.sqlite")]) == 2
-    assert "does not exist" in capsys.readouterr().err
-
-
-def test_missing_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    assert main(["profile", "--device", "cuda"]) == 2
-    error = capsys.readouterr().err
-    assert "cuda" in error.lower()
-    assert error.count("\n") == 1
-
-
-def payload(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A module in the current folder that leaves a mark when it is imported; where the mark will be."""
-    mark = folder / "ran"
-    (folder / "payload.py").write_text(
-        f"import pathlib\npathlib.Path({str(mark)!r}).touch()\nfrom tests.dsa_hw.cli.test_main import network as make\n"
-    )
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "payload", raising=False)
-    return mark
-
-
-@pytest.mark.parametrize("name", ["payload:make", "payload:absent", "timm/hf-hub:payload", "local-dir:payload"])
-def test_a_store_does_not_choose_code(
-    name: str, store: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["inspect"], "dsa-hw inspect: The following arguments are required: --model. See dsa-hw inspect --help."),
+        (
+            ["inspect", "--model", "resnet20", "--speed", "2 3"],
+            "dsa-hw inspect: Unknown arguments: --speed '2 3'. See dsa-hw inspect --help.",
+        ),
+        (
+            ["fit", "profile.sqlite", "--allow", "2"],
+            "dsa-hw fit: Argument --allow: must be a percentage such as 2% or 5%, got '2'. See dsa-hw fit --help.",
+        ),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mark = payload(store.parent, monkeypatch)
-    with contextlib.closing(sqlite3.connect(store)) as connection, connection:
-        assert connection.execute("update networks set name = ?", (name,)).rowcount == 1
-    assert main(["fit", str(store)]) == 2
-    error = capsys.readouterr().err
-    assert "--model" in error
-    assert name in error
-    assert not mark.exists()
-    assert "payload" not in sys.modules
-    assert main(["fit", str(store), "--model", "payload:make"]) == 0, "typed by the user it is"
-    assert mark.exists(), "the payload works"
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"{error}\n"
 
 
-def test_fit_does_not_replace_the_store(
-    store: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+def test_interrupt_says_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, other = tmp_path / "link.json", tmp_path / "store.json"
-    link.symlink_to(store)
-    rows = profilers.load_tables(store).samples.shape
-    for out in (store, store.parent / "." / store.name, link):
-        assert main(["fit", str(store), "--model", NAME, "--out", str(out)]) == 2
-        assert "overwrite" in capsys.readouterr().err
-    assert main(["fit", str(store), "--model", NAME, "--plot", str(store)]) == 2
-    assert profilers.load_tables(store).samples.shape == rows
-    store.rename(other)
-    assert main(["fit", str(other), "--model", NAME]) == 2, "the default is the store's name with .json"
-    assert profilers.load_tables(other).samples.shape == rows
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dsa_hw, "allocate", interrupt)
+    monkeypatch.setattr(dsa_hw, "find_groups", interrupt)
+    model = ["--model", "tests.fakes.digits:net"]
+    assert main(["allocate", *model, "--budget", "flops=50%", "--out", str(tmp_path)]) == 130
+    expected = f"dsa-hw allocate: Interrupted. Finished work is in {tmp_path}. Repeat the command to continue."
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+    assert main(["inspect", *model]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "dsa-hw inspect: Interrupted. Nothing was kept."
+
+
+def test_verbose_shows_the_traceback(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["-v", "inspect", "--model", "no_such_network"]) == 2
+    assert "ModelError" in caplog.text
+    assert capsys.readouterr().err.startswith("dsa-hw inspect: Unknown model 'no_such_network'.")

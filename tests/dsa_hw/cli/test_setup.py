@@ -51,8 +51,8 @@ def test_failed_command_of_setup_is_an_error(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "home"))
     with pytest.raises(DsaError, match="no such file"):
         setup.run(_options("ethos-u", "--constraints", str(tmp_path / "nowhere.txt")))
-    with pytest.raises(MissingDependencyError, match=r"cannot be made .* ended with 3"):
-        setup._call(["sh", "-c", "exit 3"], "an environment cannot be made")
+    with pytest.raises(MissingDependencyError, match=r"Cannot create an environment .* ended with 3"):
+        setup._call(["sh", "-c", "exit 3"], "Cannot create an environment")
 
 
 def test_extra_lists_the_packages_that_setup_installs() -> None:

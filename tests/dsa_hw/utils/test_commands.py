@@ -34,17 +34,22 @@ def test_other_errors_are_not_hidden() -> None:
         run_command("x", lambda: 1 // 0)
 
 
-def test_interrupt_names_what_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_says_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("x", lambda: raising(KeyboardInterrupt()), out=Path("p.sqlite")) == 130
-    assert (
-        capsys.readouterr().err == "x: Interrupted. p.sqlite contains what was measured. The same command continues.\n"
-    )
+    assert capsys.readouterr().err == "\nx: Interrupted. Finished work is in p.sqlite. Repeat the command to continue.\n"
+    assert run_command("x", lambda: raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "\nx: Interrupted. Nothing was kept.\n"
 
 
-def test_closed_pipe_ends_without_a_traceback() -> None:
+@pytest.mark.parametrize(
+    "work",
+    ["[print(i, flush=True) for i in range(100000)]", "[print(1, flush=True), time.sleep(1), print(2)]"],
+    ids=["while printing", "at the last flush"],
+)
+def test_closed_pipe_ends_without_a_traceback(work: str) -> None:
     code = (
-        "import sys; from dsa_hw.utils.commands import run_command\n"
-        "sys.exit(run_command('x', lambda: [print(i, flush=True) for i in range(100000)] and 0))"
+        "import sys, time; from dsa_hw.utils.commands import run_command\n"
+        f"sys.exit(run_command('x', lambda: {work} and 0))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
