@@ -45,13 +45,17 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     parser.set_defaults(quantity=quantity, counter=None, fleet=None)
     if quantity == "energy":
         add("--counter", help="your own meter: package.module:function that returns joules (default: the device's own)")
-    add("--model", default="resnet18", help="torchvision name, timm/NAME, or package.module:factory (default: %(default)s)")
+    add(
+        "--model",
+        default="resnet18",
+        help="torchvision name, timm/NAME, or package.module:factory (default: %(default)s)",
+    )
     add("--input", help="input shape, for example 1x3x224x224 (default: the model's own)")
     add("--batch", type=positive_integer, help="batch size (default: that of the input shape)")
     add(
         "--device",
         default="cpu",
-        help="cpu, cuda, cuda:1, mps, ethos-u55-128, ssh://USER@HOST, adb:SERIAL or table:PATH.csv (default: %(default)s)",
+        help="cpu, cuda, mps, ethos-u55-128, ssh://USER@HOST, adb:SERIAL, table:PATH.csv (default: %(default)s)",
     )
     if quantity == "latency":
         add("--fleet", help="measure on the boards behind this Dask scheduler, for example tls://scheduler:8786")
@@ -62,12 +66,17 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     )
     add("--precision", default="fp32", choices=("fp32", "fp16"), help="number format (default: %(default)s)")
     add("--threads", type=positive_integer, default=1, help="CPU threads of one run (default: %(default)s)")
-    add("--samples", type=positive_integer, default=40, help="configurations to fit a cost model to (default: %(default)s)")
+    add(
+        "--samples",
+        type=positive_integer,
+        default=40,
+        help="configurations to fit a cost model to (default: %(default)s)",
+    )
     add("--holdout", type=int, default=10, help="configurations to test it with, drawn first (default: %(default)s)")
     add(
         "--grid",
         default="auto",
-        help="channel counts to sample: multiples of N, or auto to find those that run efficiently (default: %(default)s)",
+        help="channel counts to sample: multiples of N, or auto for those that run efficiently (default: %(default)s)",
     )
     add(
         "--statistic",

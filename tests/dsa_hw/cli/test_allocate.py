@@ -50,10 +50,11 @@ def test_json_has_the_certificate_and_the_saved_widths(tmp_path: Path, capsys: p
     assert Plan.load(tmp_path / "plan.json").widths == content["widths"]
 
 
-def test_minimum_bounds_every_keep_ratio(tmp_path: Path) -> None:
-    words = ("--budget", "flops=60%", "--method", "annealing", "--minimum", "60%")
-    assert allocate(tmp_path, *words) == 0
+def test_minimum_bounds_what_can_be_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert allocate(tmp_path, *HALF, "--minimum", "60%") == 0
     assert pd.read_csv(tmp_path / "widths.csv")["keep_ratio"].min() >= 0.6
+    assert allocate(tmp_path, *HALF, "--minimum", "90%") == 3
+    assert "cannot be met" in capsys.readouterr().err
 
 
 def test_fine_tuned_weights_are_saved_and_accuracies_reported(

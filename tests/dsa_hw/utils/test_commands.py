@@ -36,7 +36,9 @@ def test_other_errors_are_not_hidden() -> None:
 
 def test_interrupt_says_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("x", lambda: raising(KeyboardInterrupt()), out=Path("p.sqlite")) == 130
-    assert capsys.readouterr().err == "\nx: Interrupted. Finished work is in p.sqlite. Repeat the command to continue.\n"
+    assert (
+        capsys.readouterr().err == "\nx: Interrupted. Finished work is in p.sqlite. Repeat the command to continue.\n"
+    )
     assert run_command("x", lambda: raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == "\nx: Interrupted. Nothing was kept.\n"
 
