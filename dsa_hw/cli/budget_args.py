@@ -27,7 +27,7 @@ def parse_budget(text: str) -> Budget:
     >>> parse_budget("flops=50%")
     FlopsBudget(amount='50%', convention='counted')
     >>> print(parse_budget("latency.p95=8ms"))
-    latency (p95) <= 8 ms
+    latency <= 8 ms in 95% of runs
 
     Raises:
         BudgetError: The text is not a budget.

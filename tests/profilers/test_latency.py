@@ -118,7 +118,7 @@ def test_interrupted_command_keeps_its_runs(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "The same command continues." in errors
+    assert "Repeat the command to continue." in errors
     assert str(out) in errors
     assert "Traceback" not in errors
     assert _runs(out) > 0
