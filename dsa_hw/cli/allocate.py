@@ -47,6 +47,8 @@ OUT gets plan.json (with the certificate), model.pt (weights), widths.csv and
 the measurements. After an interruption the same command continues. Exit
 codes: 0 every budget is met, 2 invalid input, 3 a budget cannot be met or is
 not met, 4 the measurement cannot be trusted.
+
+--json prints an object with model, certificate, widths, accuracy, out.
 """
 
 

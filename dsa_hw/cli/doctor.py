@@ -32,6 +32,9 @@ _EXAMPLES = """Examples:
 
 Exit codes: 0 done, 2 a target of --target cannot be used, or other packages
 hide budgets or profilers.
+
+--json prints an object with dsa_hw, python, platform, cores, packages,
+own_packages, targets.
 """
 
 

@@ -17,6 +17,8 @@ __all__ = ["add", "run"]
 _EXAMPLES = """Examples:
   dsa-hw export small/plan.json --model resnet18 --weights small/model.pt \\
       --out model.onnx
+
+--json prints an object with out, bytes, parameters.
 """
 
 

@@ -25,6 +25,8 @@ __all__ = ["add", "run"]
 _EXAMPLES = """Examples:
   dsa-hw fit profile.sqlite
   dsa-hw fit profile.sqlite --out latency.json --plot fit.png
+
+--json prints an object with out, candidates.
 """
 
 

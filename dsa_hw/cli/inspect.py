@@ -24,6 +24,8 @@ _EXAMPLES = """Examples:
   dsa-hw inspect --model resnet18 --input 1x3x224x224
   dsa-hw inspect --model timm/convnext_atto --plot groups.png
   dsa-hw inspect --model mypackage.networks:make_net --input 1x3x32x32 --json
+
+--json prints an object with model, flops, params, activation_memory, groups.
 """
 
 

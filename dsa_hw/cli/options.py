@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from profilers import MeasuringRules
 
 __all__ = [
+    "BUDGET_HELP",
     "DEFAULT_TARGET",
     "EXIT_CODES",
     "METHODS",

@@ -16,6 +16,10 @@ _EXAMPLES = """Examples:
 
 After an interruption the same command continues. Exit codes: 0 done, 2
 invalid input, 4 the measurements cannot be trusted.
+
+--json prints an object with target, network, statistic, quantity, unit, grid,
+grid_evidence, noise, estimated, rejected, untrusted, breakdown, prepared,
+agreement, environment, configurations, out, next.
 """
 
 

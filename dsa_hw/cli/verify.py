@@ -28,6 +28,9 @@ _EXAMPLES = """Examples:
 
 Exit codes: 0 the certificate still holds, 2 invalid input, 3 it does not
 hold, 4 inconclusive when the time is used up.
+
+--json prints an object with verdict, same_device, device, versions, then,
+now.
 """
 
 

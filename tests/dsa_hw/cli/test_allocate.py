@@ -11,6 +11,7 @@ import torch
 
 from dsa_hw.channels.plan import Plan
 from dsa_hw.cli.main import main
+from tests.dsa_hw.cli.test_options import documented_keys
 from tests.fakes.formula import Net
 
 MODEL = "tests.dsa_hw.cli.test_allocate:make"
@@ -44,7 +45,7 @@ def test_text_has_verdict_widths_and_the_next_command(tmp_path: Path, capsys: py
 def test_json_has_the_certificate_and_the_saved_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert allocate(tmp_path, *HALF, "--json") == 0
     content = json.loads(capsys.readouterr().out)
-    assert set(content) == {"model", "certificate", "widths", "accuracy", "out"}
+    assert set(content) == documented_keys("allocate")
     assert content["certificate"]["verdict"] == "MET"
     assert content["accuracy"] == {}
     assert Plan.load(tmp_path / "plan.json").widths == content["widths"]

@@ -12,6 +12,7 @@ import tests.fakes.digits  # noqa: F401  (registers the target)
 from dsa_hw.cli.compare import comparison_text
 from dsa_hw.cli.main import main
 from dsa_hw.experiments.report.findings import COLUMNS
+from tests.dsa_hw.cli.test_options import documented_keys
 
 QUICK = ["--train-epochs", "0.3", "--epochs", "0.2", "--finetune-epochs", "0.2", "--samples", "14", "--target"]
 QUICK += ["formula/cpu", "--model", "tests.fakes.digits:net", "--data", "digits"]
@@ -21,7 +22,7 @@ def test_json_text_and_report_agree(tmp_path: Path, capsys: pytest.CaptureFixtur
     words = ["compare", *QUICK, "--budgets", "flops=50%", "latency=50%", "--methods", "uniform", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert set(content) == {"widths", "report", "headline", "networks"}
+    assert set(content) == documented_keys("compare")
     assert [n["kind"] for n in content["networks"]] == ["dense", "flops", "latency", "flops"]
     assert set(content["networks"][0]) == {*COLUMNS, "verdict"}
     assert main(words) == 0

@@ -12,6 +12,7 @@ import torch
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_allocate import HALF, MODEL, allocate, make
+from tests.dsa_hw.cli.test_options import documented_keys
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'dsa-hw[onnx]'")
 
@@ -33,6 +34,7 @@ def test_exported_network_computes_what_the_pruned_one_computes(
     with torch.no_grad():
         np.testing.assert_allclose(found, small.eval()(image).numpy(), rtol=1e-4, atol=1e-5)
     parameters = sum(p.numel() for p in small.parameters())
+    assert set(content) == documented_keys("export")
     assert content == {"out": str(out), "bytes": out.stat().st_size, "parameters": parameters}
     assert main(words) == 0
     assert capsys.readouterr().out.startswith(f"saved: {out}, {parameters / 1e6:.3f} M parameters, ")

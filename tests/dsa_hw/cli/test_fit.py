@@ -18,6 +18,7 @@ import profilers
 import tests.fakes.digits  # noqa: F401  (registers the target)
 from dsa_hw import LatencyBudget, find_groups
 from dsa_hw.cli.main import main
+from tests.dsa_hw.cli.test_options import documented_keys
 
 
 def network() -> tuple[nn.Module, torch.Tensor]:
@@ -58,7 +59,7 @@ def test_json_has_every_candidate_and_one_is_chosen(store: pathlib.Path, capsys:
     assert main(["fit", str(store), "--model", NAME, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["out"].endswith("profile.json")
-    assert set(content) == {"out", "candidates"}
+    assert set(content) == documented_keys("fit")
     assert sum(row["chosen"] for row in content["candidates"]) == 1
     assert any(row["candidate"] == "physics" for row in content["candidates"])
 

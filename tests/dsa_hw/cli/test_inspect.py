@@ -1,4 +1,4 @@
-"""dsa-hw inspect, as typed."""
+"""``dsa-hw inspect``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from dsa_hw.cli.main import main
 from dsa_hw.zoo import models
+from tests.dsa_hw.cli.test_options import documented_keys
 
 
 def tiny() -> nn.Module:
@@ -36,24 +37,28 @@ def not_a_module() -> int:
 HERE = "tests.dsa_hw.cli.test_inspect"
 
 
-def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_the_groups_and_the_totals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--model", f"{HERE}:tiny", "--input", "1x3x8x8"]) == 0
     out = capsys.readouterr().out
     assert "on 1x3x8x8: 1 channel group that can be pruned" in out
-    assert "network output" in out
-    assert "GFLOPs" in out
+    header, group, frozen = out.splitlines()[2:5]
+    assert header.split() == ["group", "channels", "produced", "by", "FLOPs", "frozen", "because"]
+    assert group.split()[1] == "4"
+    assert frozen.endswith("network output")
+    assert "M parameters" in out.splitlines()[-1]
 
 
-def test_json_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+def test_json_has_the_totals_and_plot_is_written(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "groups.png"
     assert main(["inspect", "--model", "squeezenet1_1", "--input", "1x3x64x64", "--json", "--plot", str(picture)]) == 0
     content = json.loads(capsys.readouterr().out)
+    assert set(content) == documented_keys("inspect")
     assert content["params"] == sum(p.numel() for p in models.load_model("squeezenet1_1")[0].parameters())
     assert {"group", "channels", "members", "flops_share", "why_frozen"} == set(content["groups"][0])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_factory_with_its_own_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_factory_may_return_its_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--model", f"{HERE}:with_inputs"]) == 0
     assert "on 1x4" in capsys.readouterr().out
 
@@ -83,7 +88,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
-def test_timm_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_timm_model_is_found_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("timm", reason="pip install 'dsa-hw[timm]'")
     assert main(["inspect", "--model", "timm/lcnet_050", "--input", "1x3x64x64"]) == 0
     assert "conv_stem" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 
 import tests.fakes.digits  # noqa: F401  (registers the target)
 from dsa_hw.cli.main import main
+from tests.dsa_hw.cli.test_options import documented_keys
 from tests.fakes.digits import formula, net
 
 WORDS = ["profile", "--model", "tests.fakes.digits:net", "--input", "1x3x32x32", "--runtime", "formula"]
@@ -33,8 +34,7 @@ def test_summary_and_json_have_the_latency_of_the_dense_network(
     assert last == f"next: dsa-hw fit {out}"
     assert main([*WORDS, "--out", str(out), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    keys = {"target", "network", "statistic", "quantity", "unit", "grid", "noise", "configurations", "out", "next"}
-    assert keys <= set(content)
+    assert set(content) == documented_keys("profile")
     splits = [row["split"] for row in content["configurations"]]
     assert [splits.count(name) for name in ("dense", "holdout")] == [1, 2]
     assert content["configurations"][splits.index("dense")]["seconds"] == pytest.approx(dense)

@@ -12,6 +12,7 @@ from budgets import LatencyBudget
 from dsa_hw.cli.main import main
 from dsa_hw.cli.sweep import _front_text
 from tests.dsa_hw.cli.test_compare import QUICK
+from tests.dsa_hw.cli.test_options import documented_keys
 
 
 def test_points_are_certified_and_infeasible_budgets_reported(
@@ -20,7 +21,7 @@ def test_points_are_certified_and_infeasible_budgets_reported(
     words = ["sweep", *QUICK, "--method", "uniform", "--out", str(tmp_path)]
     assert main([*words, "--budgets", "latency=50%..80%:2", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert set(content) == {"widths", "infeasible", "target", "points", "out"}
+    assert set(content) == documented_keys("sweep")
     assert [(p["asked"], p["verdict"]) for p in content["points"]] == [("80%", "MET"), ("50%", "MET")]
     assert all(p["measured"] <= p["limit"] for p in content["points"])
     assert main([*words, "--budgets", "latency=80%", "latency=0.1%"]) == 3
