@@ -196,7 +196,7 @@ def add_training(parser: argparse.ArgumentParser, budgets: str) -> None:
     )  # fmt: skip
     option(
         "--epochs", type=float, default=default.epochs, metavar="N",
-        help="epochs of allocating, or of more fine-tuning where the method does not train",
+        help="epochs that the method may train while it allocates",
     )  # fmt: skip
     option(
         "--finetune-epochs", type=float, default=default.finetune_epochs, metavar="N",
