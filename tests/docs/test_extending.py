@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsa_hw import Verdict
+from dsa_hw.methods import registry
 from profilers.targets import base
-
-PAGE = Path(__file__).parents[2] / "docs" / "development" / "extending.md"
+from tests.docs.blocks import ROOT
+from tests.docs.test_guide import run
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the blocks of the page define; their registrations end with the test."""
-    from dsa_hw.methods import registry
-
-    registry.available_methods()  # fill both registries before they are copied
+    registry.available_methods()  # fills the registry before it is copied
     monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
     monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
     found: dict[str, Any] = {}
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE), 1):
-        exec(compile(block, f"extending.md, block {number}", "exec"), found)
+    assert run(ROOT / "docs" / "development" / "extending.md", found) == []
     return found
 
 
 def test_added_method_and_cost_meet_their_budgets(names: dict[str, Any]) -> None:
-    smaller = sum(
-        p.numel() for p in names["result"].model.parameters()
-    )  # 8-bit weights under WeightMemoryBudget("4kB")
-    assert smaller <= 4000 < sum(p.numel() for p in names["model"].parameters())
-    assert "MET" in str(names["result"].certificate)
+    small, dense = (sum(p.numel() for p in network.parameters()) for network in (names["light"].model, names["model"]))
+    assert small <= 4000 < dense  # WeightMemoryBudget("4kB", bits=8): a byte per parameter
+    assert [names[n].certificate.verdict for n in ("random", "light")] == [Verdict.MET, Verdict.MET]
 
 
 def test_added_target_runs_the_network(names: dict[str, Any]) -> None:
