@@ -32,6 +32,13 @@ def test_reference_documents_every_public_name(site: Path, package: str) -> None
     assert set(importlib.import_module(package).__all__) <= documented
 
 
+@pytest.mark.parametrize("package", ["dsa_hw", "budgets", "profilers"])
+def test_examples_of_docstrings_are_shown_as_code(site: Path, package: str) -> None:
+    page = (site / "reference" / f"{package}.html").read_text()
+    assert '<span class="gp">' in page
+    assert "<blockquote>" not in page
+
+
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     loaded = re.compile(
         r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//|<link[^>]*rel="stylesheet"[^>]*href="(?:https?:)?//'
