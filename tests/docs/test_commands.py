@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_hw.cli.sweep import expand as expand_budgets
+from dsa_hw.cli.budget_args import expand_budgets
 from dsa_hw.cli.main import build_parser
 from profilers.cli import add_options
 from tests.docs.blocks import DOCUMENTS, ROOT, commands, inline_code
@@ -77,7 +77,9 @@ def all_options() -> set[str]:
 def test_options_in_the_text_exist(page: Path) -> None:
     known = all_options() | FOREIGN
     if page.parent.name == "benchmarks":  # their text also explains the options of the scripts
-        known |= {o for file in (ROOT / "benchmarks").glob("*.py") for o in re.findall(r'"(--[\w-]+)"', file.read_text())}
+        known |= {
+            o for file in (ROOT / "benchmarks").glob("*.py") for o in re.findall(r'"(--[\w-]+)"', file.read_text())
+        }
     for code in inline_code(page):
         if code.startswith(("--", "dsa-hw ", "python -m profilers.")):
             named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code))
