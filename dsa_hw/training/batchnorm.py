@@ -28,17 +28,15 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     Modes and running statistics are the same afterwards as before.
     """
     norms = _norms(model)
-    saved = [(m, m.momentum, m.num_batches_tracked) for m in norms]
     with evaluating(model):
         for norm in norms:
             norm.train()
-            norm.momentum = 0.0  # running = 1 * running + 0 * batch
-            norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+            norm.track_running_stats = False  # a momentum of 0 would let NaN through: 0 * NaN is NaN
         try:
             yield
         finally:
-            for norm, momentum, count in saved:
-                norm.momentum, norm.num_batches_tracked = momentum, count
+            for norm in norms:
+                norm.track_running_stats = True
 
 
 @torch.no_grad()

@@ -33,3 +33,12 @@ def test_batch_statistics_normalise_each_batch_and_leave_the_model_unchanged() -
     assert model[1].training
     assert model[0].momentum == 0.1
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_batch_with_nan_leaves_the_running_statistics_unchanged() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    before = copy.deepcopy(model.state_dict())
+    with batch_statistics(model):
+        assert model(torch.full((2, 3, 4, 4), torch.nan)).isnan().all()
+    assert model[0].track_running_stats
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
