@@ -13,6 +13,7 @@ SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_script_can_be_imported(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(script.parent)  # as for a script: two of them share a module
     name = f"benchmark_{script.stem}"
     spec = importlib.util.spec_from_file_location(name, script)
     assert spec is not None
@@ -20,4 +21,4 @@ def test_script_can_be_imported(script: Path, monkeypatch: pytest.MonkeyPatch) -
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    assert callable(module.main)
+    assert module.__doc__, "says what it measures and how to run it"
