@@ -127,7 +127,7 @@ class Findings:
         d, other = self.difference(str(ours["id"]), str(theirs["id"])), BUDGETS[theirs["kind"]].title
         if d.verdict == "inconclusive":
             sure = "" if math.isnan(d.error) else f" ± {d.error:.1f}"
-            text = f"latency and {other} budget cannot be told apart by accuracy ({d.points:+.1f}{sure} points)"
+            text = f"accuracies of latency and {other} budget do not differ clearly ({d.points:+.1f}{sure} points)"
         else:
             size = f"{abs(d.points):.1f} percentage point{'' if f'{abs(d.points):.1f}' == '1.0' else 's'}"
             more = "more" if d.verdict == "better" else "less"

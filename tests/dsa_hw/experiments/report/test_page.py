@@ -119,7 +119,7 @@ def test_escapes_what_the_user_named() -> None:
     [
         ((0.972, 0.930), "4.2 percentage points more accurate"),
         ((0.930, 0.972), "4.2 percentage points less accurate"),
-        ((0.958, 0.958), "cannot be told apart"),
+        ((0.958, 0.958), "do not differ clearly"),
     ],
 )
 def test_headline_goes_either_way(accuracies: tuple[float, float], words: str) -> None:
