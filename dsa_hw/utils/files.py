@@ -1,9 +1,8 @@
-"""Atomic writes, hashes of files, and the cache folder of the user."""
+"""Atomic writes, and the cache folder of the user."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.text import one_line
 
-__all__ = ["cache_folder", "refuse_overwriting", "sha256_of", "whole_file", "write_text"]
+__all__ = ["cache_folder", "refuse_overwriting", "whole_file", "write_text"]
 
 
 @contextlib.contextmanager
@@ -67,12 +66,6 @@ def refuse_overwriting(out: Path | None, *inputs: Path | None, option: str = "--
     for source in inputs:
         if out is not None and source is not None and _is_same(out, source):
             raise DsaError(f"{option} would overwrite an input of the command. Choose another file than {str(out)!r}.")
-
-
-def sha256_of(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:

@@ -18,7 +18,7 @@ def as_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     A tensor is the only argument, a sequence the positional arguments, a mapping the keyword arguments.
 
     Raises:
-        ModelError: ``example_inputs`` is none of these.
+        ModelError: ``example_inputs`` has another type.
     """
     if isinstance(example_inputs, Tensor):
         return (example_inputs,), {}

@@ -443,7 +443,10 @@ def _refuse_foreign(path: Path) -> None:
     except OSError as error:
         raise StoreError(f"Cannot read {path}: {error.strerror}. Check its permissions.") from error
     if not header.startswith(_MAGIC[: len(header)]) or not header:
-        raise StoreError(f"{path} is not a profile store, because it is not an SQLite file. Choose another --out.")
+        raise StoreError(
+            f"{path} is not a profile store, because it is not an SQLite file. Use a store made by dsa-hw profile, or "
+            "a new file name."
+        )
     if len(header) < 100:
         raise StoreError(f"{path} is truncated. Restore it from a copy, or choose another --out.")
     page = int.from_bytes(header[16:18], "big")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsa_hw.errors import PlanError
-from dsa_hw.utils.files import cache_folder, sha256_of, whole_file, write_text
+from dsa_hw.utils.files import cache_folder, whole_file, write_text
 
 
 def _write_half(path: Path) -> None:
@@ -50,11 +50,6 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int) -> N
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
-
-
-def test_hash_is_that_of_the_bytes(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"abc")
-    assert sha256_of(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
