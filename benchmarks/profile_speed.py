@@ -92,7 +92,7 @@ def whole_profile(name: str, side: int, samples: int, holdout: int, limit: float
         "breakdown": found.breakdown,
         "grid": sorted(set(found.grid.values())),
         "runs": int(table["runs"].sum()),
-        "rejected": found.rejected,
+        "interval": found.interval,
         "median halfwidth": float(halfwidth.median()),
         "largest halfwidth": float(halfwidth.max()),
     }
@@ -130,7 +130,7 @@ def main() -> int:
         parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found["breakdown"].items())
         sys.stdout.write(
             f"profile of {found['network']}: {found['configurations']} configurations and grid in "
-            f"{found['seconds']:.0f} s ({parts}); {found['runs']} runs, {100 * found['rejected']:.0f} % rejected, "
+            f"{found['seconds']:.0f} s ({parts}); {found['runs']} runs, intervals +/-{100 * found['interval']:.1f} %, "
             f"interval +-{100 * found['median halfwidth']:.2f} % (median)\n"
         )
     sys.stdout.write(f"goals (5 times as many; 180 s): {'met' if good else 'MISSED'}\n")

@@ -1,20 +1,28 @@
-"""How repeatable are measurements, alone and next to a noisy neighbour?
+"""Do the intervals contain what repetitions show, alone and beside a neighbour?
 
-Configurations of a network are measured in a quiet machine twice, and then with a neighbour process that burns one core
-at 50 % duty, with several periods. On the same runs, four estimators: ours (the lower quartile of accepted runs, or a
-refusal), the plain median, the plain minimum, and what ``torch.utils.benchmark`` says (its median, and whether it
-warns). In each condition also ``torch.utils.benchmark.Timer`` by itself. Differences are to the first quiet round.
+Every sitting is a process of its own. It measures a few configurations of a network under each condition in turn, in
+random order: idle; beside a process that uses a core for 30 or 50 % of the time, in periods of 10, 100 and 1000 ms;
+beside one that streams memory; and with every core busy. From the runs of a sitting follow our ratio to the dense
+network with its interval, and what others would say: the ratio of medians, of minima, and of the medians that
+``torch.utils.benchmark`` reports.
 
-    python benchmarks/repeatability.py --model resnet18 --out repeatability.json
+    python benchmarks/repeatability.py --out repeatability.jsonl
+    python benchmarks/repeatability.py --models resnet18@64 --runtimes onnxruntime/cpu --conditions idle memory
+    python benchmarks/repeatability.py --out repeatability.jsonl --summary
 
-Run it on a machine that is otherwise quiet.
+One JSON line for each sitting, condition and configuration; what is in the file is not measured again. Coverage is the
+share of pairs of sittings of the same condition whose difference is within the interval of the difference. The
+scatter between sittings is learned for each network, runtime and condition from the sittings before, as on a
+user's machine; the first has the prior only. Run it on a machine that is otherwise idle.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,162 +32,229 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import pandas as pd
 
-from dsa_hw.channels import find_groups
-from dsa_hw.zoo import models
-from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Measurement
-from profilers.measuring.rules import MeasuringRules
-from profilers.networks.builder import ConfigurationBuilder
-from profilers.profiling.design import Space, corners, spread
-from profilers.profiling.grid import fixed_grid
-from profilers.targets import Loaded, resolve
-
-_BURN = """
+MODELS = ("resnet18@224", "resnet18@64", "mobilenet_v2@128", "resnet20@32")
+RUNTIMES = ("onnxruntime/cpu", "openvino/cpu", "torch/cpu")
+NEIGHBOURS: dict[str, tuple[str, ...]] = {
+    "idle": (),
+    "30% of 10 ms": ("burn", "0.01", "0.3"),
+    "30% of 100 ms": ("burn", "0.1", "0.3"),
+    "50% of 100 ms": ("burn", "0.1", "0.5"),
+    "50% of 1 s": ("burn", "1.0", "0.5"),
+    "memory": ("stream",),
+    "all cores": ("burn", "1.0", "1.0"),
+}
+_SCRIPT = """
 import sys, time
-period = float(sys.argv[1])
+import numpy as np
+if sys.argv[1] == "stream":
+    block = np.ones(2**25)
+    while True:
+        block += 1.0
+period, duty = float(sys.argv[2]), float(sys.argv[3])
 while True:
-    end = time.perf_counter() + period / 2
+    end = time.perf_counter() + period * duty
     while time.perf_counter() < end:
         pass
-    time.sleep(period / 2)
+    time.sleep(period * (1 - duty))
 """
 
 
 @contextlib.contextmanager
-def neighbour(period: float | None) -> Iterator[None]:
-    """A process that burns one core for half of every ``period`` seconds; None: nobody."""
-    if period is None:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-c", _BURN, str(period)])
+def neighbour(condition: str) -> Iterator[None]:
+    """Run beside what the condition names."""
+    arguments = NEIGHBOURS[condition]
+    count = (os.cpu_count() or 1) if condition == "all cores" else min(len(arguments), 1)
+    processes = [subprocess.Popen([sys.executable, "-c", _SCRIPT, *arguments]) for _ in range(count)]
     try:
-        time.sleep(0.5)
+        if processes:
+            time.sleep(1.0)  # numpy is imported, the memory is there
         yield
     finally:
-        process.kill()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def torch_benchmark(seconds: list[float]) -> Any:
-    """The same runs as ``torch.utils.benchmark`` would report them."""
-    from torch.utils.benchmark import Measurement as TorchMeasurement
-    from torch.utils.benchmark.utils.common import TaskSpec
+def sit(args: argparse.Namespace) -> None:
+    """Make one sitting under each condition and append its lines."""
+    import torch
 
-    return TorchMeasurement(1, seconds, TaskSpec("run()", "pass"))
+    from dsa_hw.channels import find_groups
+    from dsa_hw.zoo.models import load_model
+    from profilers.measuring.bench import DENSE, Bench
+    from profilers.measuring.sittings import SittingFile, anchor_widths
+    from profilers.networks.builder import ConfigurationBuilder
+    from profilers.profiling.design import Space, spread
+    from profilers.profiling.grid import fixed_grid
+    from profilers.profiling.job import described
+    from profilers.targets import resolve
 
-
-def timer(loaded: Loaded, seconds: float) -> float:
-    """``torch.utils.benchmark.Timer`` by itself: the median it reports, in seconds."""
-    from torch.utils.benchmark import Timer
-
-    return float(Timer("run()", globals={"run": loaded.once}).blocked_autorange(min_run_time=seconds).median)
-
-
-def one_condition(
-    builder: ConfigurationBuilder, rows: list[list[int]], period: float | None, seed: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Measure all configurations with fresh sessions; every estimator on the same runs."""
-    with neighbour(period):
-        bench = Bench(builder.target, rules=MeasuringRules(), seed=seed)
-        networks = {str(i): builder.load(row) for i, row in enumerate(rows)}
-        begin = time.perf_counter()
-        found: dict[str, Measurement] = bench.measure(networks, limit=options.limit)
-        spent = time.perf_counter() - begin
-        with builder.target.active():
-            timed = [timer(networks[name], options.timer) for name in networks]
-    theirs = [torch_benchmark(m.samples.values.tolist()) for m in found.values()]
-    return {
-        "period": period,
-        "seconds": spent,
-        "load": os.getloadavg()[0],
-        "ours": [m.seconds if m.trusted else None for m in found.values()],
-        "doubts": [m.doubt for m in found.values()],
-        "halfwidth": [m.halfwidth for m in found.values()],
-        "rejected": [m.rejected for m in found.values()],
-        "hidden": [m.hidden for m in found.values()],
-        "median": [float(np.median(m.samples.values)) for m in found.values()],
-        "minimum": [float(m.samples.values.min()) for m in found.values()],
-        "torch.utils.benchmark": [m.median for m in theirs],
-        "torch.utils.benchmark warns": [bool(m.has_warnings) for m in theirs],
-        "Timer alone": timed,
-    }
-
-
-ESTIMATORS = ("ours", "median", "minimum", "torch.utils.benchmark", "Timer alone")
-
-
-def differences(first: dict[str, Any], other: dict[str, Any], estimator: str) -> list[float]:
-    """Relative differences per configuration, where both conditions give a number."""
-    pairs = zip(first[estimator], other[estimator], strict=True)
-    return [abs(b / a - 1) for a, b in pairs if a is not None and b is not None]
-
-
-def table(conditions: dict[str, dict[str, Any]]) -> str:
-    """Markdown: a row per condition and estimator."""
-    lines = [
-        "| condition | estimator | median difference | largest | refused | rejected runs | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    first = next(iter(conditions.values()))
-    for name, condition in list(conditions.items())[1:]:
-        for estimator in ESTIMATORS:
-            found = differences(first, condition, estimator)
-            middle = f"{100 * np.median(found):.2f} %" if found else "-"
-            largest = f"{100 * max(found):.2f} %" if found else "-"
-            ours = estimator == "ours"
-            refused = sum(v is None for v in condition["ours"]) if ours else "-"
-            rejected = f"{100 * np.mean(condition['rejected']):.0f} %" if ours else "-"
-            spent = f"{condition['seconds']:.0f}" if ours else "-"
-            lines.append(f"| {name} | {estimator} | {middle} | {largest} | {refused} | {rejected} | {spent} |")
-    return "\n".join(lines)
-
-
-def kept(conditions: dict[str, dict[str, Any]], promise: float = 0.02) -> bool:
-    """The promise: next to a neighbour, the median difference is at most 2 %, or the profiler refuses."""
-    first = next(iter(conditions.values()))
-    medians = [differences(first, c, "ours") for c in list(conditions.values())[1:]]
-    return all(not found or float(np.median(found)) <= promise for found in medians)
-
-
-def main() -> int:
-    """Run all conditions, print the table, say whether the promise was kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--input", default="1x3x224x224")
-    parser.add_argument("--target", default="onnxruntime/cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--configurations", type=int, default=8)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds per condition")
-    parser.add_argument("--timer", type=float, default=1.0, help="seconds of torch's Timer per configuration")
-    parser.add_argument("--periods", type=float, nargs="*", default=[0.01, 0.1, 1.0], help="seconds; half is burnt")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-
-    torch.set_num_threads(1)
-    model, inputs = models.load_model(options.model, models.parse_shape(options.input))
-    groups = find_groups(model, inputs)
+    torch.manual_seed(0)
+    (model,), (runtime,) = args.models, args.runtimes
+    name, _, side = model.partition("@")
+    network, inputs = load_model(name, (1, 3, int(side), int(side)))
+    groups = find_groups(network, inputs)
+    target = resolve(runtime)
+    builder = ConfigurationBuilder(network, groups, inputs, target)
     space = Space.of(groups.names, groups.sizes, fixed_grid(groups, 8))
-    rows = np.vstack([corners(space), spread(space, options.configurations, 0)])[: options.configurations].tolist()
-    builder = ConfigurationBuilder(model, groups, inputs, resolve(options.target, threads=options.threads))
-    plan: list[tuple[str, float | None]] = [("quiet", None), ("quiet again", None)]
-    plan += [(f"neighbour, {1e3 * period:g} ms period", period) for period in options.periods]
-    conditions = {name: one_condition(builder, rows, period, seed, options) for seed, (name, period) in enumerate(plan)}
-    sys.stdout.write(f"{options.model} on {builder.target.title}, {len(rows)} configurations\n\n{table(conditions)}\n")
-    for name, condition in conditions.items():
-        for doubt in sorted({d for d in condition["doubts"] if d}):
-            sys.stdout.write(f"refused ({name}): {doubt}\n")
-    quiet = [v for name in ("quiet", "quiet again") for v in conditions[name]["ours"]]
-    if sum(v is None for v in quiet) > len(quiet) / 4:
-        sys.stdout.write("inconclusive: even the quiet rounds were refused; this machine is not quiet\n")
-        return 2
-    result = kept(conditions)
-    sys.stdout.write(f"promise (at most 2 %, or a refusal): {'kept' if result else 'BROKEN'}\n")
-    if options.out:
-        options.out.write_text(json.dumps({"configurations": rows, "conditions": conditions}, indent=1))
-    return 0 if result else 1
+    wide = space.nearest(np.full(len(groups), 0.75))
+    rows = [anchor_widths(groups.sizes), tuple(wide.tolist()), *map(tuple, spread(space, 2, 0).tolist())]
+    configurations = {f"c{i}": builder.loadable(row) for i, row in enumerate(rows)}
+    dense = builder.loadable(groups.sizes.tolist())
+    for condition in np.random.default_rng(args.sitting).permutation(args.conditions):
+        record = args.out.with_suffix(".sittings") / f"{model}-{runtime.replace('/', '-')}-{condition}.jsonl"
+        bench = Bench(
+            target, network=(groups.fingerprint, described(inputs)), sittings=SittingFile(record), seed=args.sitting
+        )
+        with neighbour(str(condition)):
+            begin = time.perf_counter()
+            stop = begin + args.seconds
+            found = bench.measure(
+                configurations, dense, limit=args.seconds, enough=lambda _, stop=stop: time.perf_counter() > stop
+            )
+            seconds = time.perf_counter() - begin
+        lines = []
+        for label in configurations:
+            m, whole = found[label], found[DENSE]
+            ours = m.ratio
+            lines.append({
+                "model": model, "runtime": runtime, "condition": str(condition), "sitting": args.sitting,
+                "configuration": label, "log": ours.log, "variance": ours.variance, "freedom": ours.freedom,
+                "within": math.sqrt(m.within.variance), "scale": whole.scale.log, "scale_variance":
+                whole.scale.variance, "scale_freedom": whole.scale.freedom, "runs": m.runs, "seconds": seconds,
+                "sittings": bench.scatter.sittings, "scatter": math.sqrt(bench.scatter.ratio),
+                "median": math.log(m.median / whole.median),
+                "minimum": math.log(m.samples.values.min() / whole.samples.values.min()),
+                "mean": math.log(_mean(m.samples.values) / _mean(whole.samples.values)),
+                "torch": math.log(_torch(m.samples.values) / _torch(whole.samples.values)),
+                "date": time.strftime("%Y-%m-%d %H:%M"),
+            })  # fmt: skip
+        bench.record(found["c0"])
+        with args.out.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _mean(values: Any) -> float:
+    """Return the mean of runs, none of which counts as more than three medians."""
+    return float(np.minimum(values, 3 * np.median(values)).mean())
+
+
+def _torch(values: Any) -> float:
+    """Return what ``torch.utils.benchmark`` reports of these runs."""
+    from torch.utils.benchmark import Measurement, TaskSpec
+
+    return float(Measurement(1, values.tolist(), TaskSpec("network()", "", "")).median)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return the lines of a file as a table."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return pd.DataFrame([json.loads(line) for line in lines])
+
+
+def differences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return every pair of sittings of the same configuration and condition, and whether the interval covers it."""
+    from scipy import stats
+
+    keys, rows = ["model", "runtime", "condition", "configuration"], []
+    for key, group in table.groupby(keys):
+        for (_, a), (_, b) in itertools.combinations(group.iterrows(), 2):
+            row: dict[str, Any] = dict(zip(keys, key, strict=True))
+            for what in ("log", "scale"):
+                prefix = "" if what == "log" else "scale_"
+                u, v = a[f"{prefix}variance"], b[f"{prefix}variance"]
+                freedom = (u + v) ** 2 / (u**2 / a[f"{prefix}freedom"] + v**2 / b[f"{prefix}freedom"])
+                reach = stats.t.ppf(0.975, freedom) * math.sqrt(u + v)
+                row[f"{what} covered"] = abs(a[what] - b[what]) <= reach
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summary(table: pd.DataFrame) -> str:
+    """Return the tables of the documentation."""
+    pairs = differences(table)
+    keys = ["model", "runtime", "condition", "configuration"]
+    idle = table[table["condition"] == "idle"].groupby(["model", "runtime", "configuration"])
+    estimators = ("log", "median", "minimum", "mean", "torch")
+    quiet = {name: idle[name].mean() for name in estimators}
+    out = []
+    for condition, part in table.groupby("condition"):
+        row: dict[str, Any] = {"condition": condition}
+        own = pairs[pairs["condition"] == condition]
+        row["pairs"] = len(own)
+        row["coverage %"] = 100 * own["log covered"].mean()
+        row["of the time %"] = 100 * own["scale covered"].mean()
+        half = np.expm1(2.0 * np.sqrt(part["variance"]))
+        row["half-width %"] = 100 * half.median()
+        row["within a sitting %"] = 100 * part["within"].median()
+        for name in estimators:
+            sd = part.groupby(keys)[name].std()
+            label = {"log": "ours"}.get(name, name)
+            row[f"sd {label} %"] = 100 * sd.median()
+            mean = part.groupby(["model", "runtime", "configuration"])[name].mean()
+            row[f"bias {label} %"] = 100 * (mean - quiet[name].reindex(mean.index)).abs().median()
+        out.append(row)
+    by_condition = (
+        pd.DataFrame(out).set_index("condition").reindex([c for c in NEIGHBOURS if c in set(table.condition)])
+    )
+    rows = []
+    for (model, runtime), part in table[table["condition"] == "idle"].groupby(["model", "runtime"]):
+        own = pairs[(pairs["model"] == model) & (pairs["runtime"] == runtime)]
+        last = part[part["sitting"] == part["sitting"].max()]
+        sd = part.groupby("configuration")["log"].std()
+        rows.append({
+            "network": model, "runtime": runtime, "coverage, all conditions %": 100 * own["log covered"].mean(),
+            "idle: half-width, last sitting %": 100 * np.expm1(2.0 * np.sqrt(last["variance"])).median(),
+            "idle: sd between sittings %": 100 * sd.median(), "worst %": 100 * sd.max(),
+            "within a sitting, median %": 100 * part["within"].median(), "within, worst %": 100 * part["within"].max(),
+        })  # fmt: skip
+    form = "{:.1f}".format
+    return (
+        f"{by_condition.to_string(float_format=form)}\n\n{pd.DataFrame(rows).to_string(float_format=form, index=False)}"
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="NAME@SIDE")
+    parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES))
+    parser.add_argument("--conditions", nargs="+", default=list(NEIGHBOURS), choices=list(NEIGHBOURS))
+    parser.add_argument("--sittings", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a sitting under one condition")
+    parser.add_argument("--out", type=Path, default=Path("repeatability.jsonl"))
+    parser.add_argument("--summary", action="store_true", help="print the tables of what is in the file")
+    parser.add_argument("--sitting", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.summary:
+        print(summary(read(args.out)))
+        return
+    if args.sitting is not None:
+        sit(args)
+        return
+    for sitting, model, runtime in itertools.product(range(args.sittings), args.models, args.runtimes):
+        done = read(args.out)
+        missing = [
+            c
+            for c in args.conditions
+            if done.empty
+            or not (
+                (done["model"] == model)
+                & (done["runtime"] == runtime)
+                & (done["condition"] == c)
+                & (done["sitting"] == sitting)
+            ).any()
+        ]
+        if not missing:
+            continue
+        print(f"{time.strftime('%H:%M:%S')}  sitting {sitting + 1} of {model} on {runtime}", flush=True)
+        command = [sys.executable, __file__, "--models", model, "--runtimes", runtime, "--conditions", *missing]
+        options = ["--seconds", str(args.seconds), "--out", str(args.out), "--sitting", str(sitting)]
+        subprocess.run([*command, *options], check=True)
+    print(summary(read(args.out)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,6 +17,7 @@ from budgets.conformal import Calibration
 from budgets.features import FeatureMap
 from budgets.plots import plot_cost_model
 from budgets.regression import CostRegressor
+from budgets.residual_shape import ResidualShape
 from budgets.serialization import decode, encode, encode_frame, to_json
 from budgets.work_classes import Groups
 from dsa_hw.errors import ProfileError, WidthError
@@ -28,7 +29,7 @@ from dsa_hw.utils.text import percent
 
 __all__ = ["CostModel", "Provenance", "load_cost_model"]
 
-_FORMAT: Final = "dsa_hw cost model 1"
+_FORMAT: Final = "dsa_hw cost model 2"
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,9 @@ class CostModel:
             "estimator": encode(self.estimator, maps),
             "calibration": {
                 "method": self.calibration.method,
-                "ratios": self.calibration.ratios.tolist(),
+                "scores": self.calibration.scores.tolist(),
                 "owner": self.calibration.owner.tolist(),
+                "shape": _encode_shape(self.calibration.shape),
                 # With split calibration the only model is the estimator itself.
                 "models": []
                 if self.calibration.models == (self.estimator,)
@@ -308,7 +310,13 @@ def _decode_model(state: Mapping[str, Any]) -> CostModel:
     return CostModel(
         name=state["name"],
         estimator=estimator,
-        calibration=Calibration(bound["method"], np.array(bound["ratios"]), models, np.array(bound["owner"], np.intp)),
+        calibration=Calibration(
+            bound["method"],
+            np.array(bound["scores"]),
+            models,
+            np.array(bound["owner"], np.intp),
+            _decode_shape(bound["shape"], len(models)),
+        ),
         names=tuple(state["groups"]),
         sizes=np.array(list(state["groups"].values()), np.int64),
         provenance=provenance,
@@ -316,6 +324,20 @@ def _decode_model(state: Mapping[str, Any]) -> CostModel:
         why=state["why"],
         fitted=None if state["fitted"] is None else pd.DataFrame(state["fitted"]),
         flops_shares=state["flops_shares"],
+    )
+
+
+def _encode_shape(shape: ResidualShape | None) -> dict[str, list[float]] | None:
+    if shape is None:
+        return None
+    return {name: getattr(shape, name).tolist() for name in ("logs", "residuals", "owner")}
+
+
+def _decode_shape(state: Mapping[str, Any] | None, models: int) -> ResidualShape | None:
+    if state is None:
+        return None
+    return ResidualShape(
+        np.array(state["logs"]), np.array(state["residuals"]), np.array(state["owner"], np.intp), models
     )
 
 

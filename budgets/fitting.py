@@ -6,6 +6,7 @@ import logging
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
+from math import lcm
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from budgets.conformal import calibrate, fit_rows
 from budgets.cost_model import CostModel, Provenance
-from budgets.profile_rows import read_rows
+from budgets.profile_rows import ProfileRows, read_rows
 from budgets.regression import CostRegressor
 from budgets.regression.linear import LinearRegressor
 from budgets.selection import CandidateComparison, compare_candidates
@@ -46,7 +47,9 @@ def fit(
         profile: What ``profilers.profile`` or ``profilers.load_profile`` returned; or a table of your own with a row
             per configuration: a column of widths for each channel group, ``seconds`` or ``joules``, and ``split``
             (``"train"`` and ``"dense"`` are fitted, ``"holdout"`` is only tested on, others are ignored; without the
-            column every row is fitted). A table needs ``groups`` and ``target``.
+            column every row is fitted). A table needs ``groups`` and ``target``. Where there is a column ``error``
+            (the standard deviation of the logarithm of a cost, without what all have in common), uncertain
+            configurations have less weight in the fit.
         groups: The network's channel groups. Without them the estimators do not know which groups meet in which
             operation and need many more configurations.
         candidates: Estimators to compare, by name, the default first; ``budgets.selection.candidates`` by default.
@@ -89,11 +92,14 @@ def fit(
     alpha, cost = rows.points(rows.train)
     anchor = rows.points(rows.anchor) if len(rows.anchor) else None
     held = rows.points(rows.holdout)
-    comparison = compare_candidates(contenders, alpha, cost, anchor=anchor, folds=folds, repeats=repeats, seed=seed)
+    weights = _weights(contenders, alpha, cost, anchor, rows.errors)
+    comparison = compare_candidates(
+        contenders, alpha, cost, anchor=anchor, weights=weights, folds=folds, repeats=repeats, seed=seed
+    )
     _log.info("Chosen: %s.", comparison.why)
     template = contenders[comparison.chosen]
     everything = np.arange(len(cost))
-    estimator = fit_rows(template, alpha, cost, everything, anchor)
+    estimator = fit_rows(template, alpha, cost, everything, anchor, weights)
 
     def choose(left_out: NDArray[np.intp]) -> CostRegressor:
         return contenders[comparison.without(left_out)]
@@ -103,12 +109,26 @@ def fit(
         # Leave-one-out of the linear estimators takes milliseconds, of the others seconds.
         calibration = "jackknife+" if all(isinstance(model, LinearRegressor) for model in chosen) else "cv+"
     bound = calibrate(
-        estimator, alpha, cost, method=calibration, anchor=anchor, calibration=held, choose=choose, seed=seed
+        estimator,
+        alpha,
+        cost,
+        method=calibration,
+        anchor=anchor,
+        weights=weights,
+        calibration=held,
+        choose=choose,
+        seed=seed,
     )
+    grid, widened = _grid(rows, estimator)
+    if widened:
+        assert estimator.blocks is not None
+        notes.append(f"the grid of {widened} channel groups is whole blocks of {estimator.blocks.block} channels")
     report = comparison.table
     if len(held[1]):
         # Reported after the choice, never used for it.
-        refitted = {name: fit_rows(model, alpha, cost, everything, anchor) for name, model in contenders.items()}
+        refitted = {
+            name: fit_rows(model, alpha, cost, everything, anchor, weights) for name, model in contenders.items()
+        }
         errors = {name: float(_relative_errors(model, *held).mean()) for name, model in refitted.items()}
         report = report.assign(holdout_mape=pd.Series(errors))
     fitted = pd.concat(
@@ -117,7 +137,7 @@ def fit(
             rows.holdout.assign(predicted=estimator.predict(held[0]) if len(held[1]) else []),
         ],
         ignore_index=True,
-    )
+    ).drop(columns="error")
     return CostModel(
         name=comparison.chosen,
         estimator=estimator,
@@ -129,7 +149,7 @@ def fit(
             unit=profile.unit,
             target=profile.target,
             fingerprint=profile.fingerprint or (None if groups is None else groups.fingerprint),
-            grid={name: int(step) for name, step in profile.grid.items()},
+            grid=grid,
             environment=dict(profile.environment),
             versions=_versions(),
             configurations=len(cost) + len(rows.anchor),
@@ -144,6 +164,46 @@ def fit(
         fitted=fitted,
         flops_shares=_flops_shares(groups),
     )
+
+
+def _weights(
+    contenders: Mapping[str, CostRegressor],
+    alpha: Floats,
+    cost: Floats,
+    anchor: tuple[Floats, Floats] | None,
+    errors: Floats,
+) -> Floats | None:
+    """Return the weights of the rows and then of the anchor's, 1 / (floor^2 + error^2).
+
+    A precise measurement is not worth more than the model can use. The floor is the model's own error: the median
+    absolute residual of an unweighted fit of the default, which a minority of uncertain rows hardly changes, as a
+    standard deviation; at least a tenth of the usual error, so that no row decides alone. An error that is not known is
+    taken to be the median of the others.
+    """
+    known = np.isfinite(errors)
+    if not contenders or not known.any():
+        return None
+    first = fit_rows(next(iter(contenders.values())), alpha, cost, np.arange(len(cost)), anchor)
+    usual = float(np.median(errors[known]))
+    floor = max(1.4826 * float(np.median(np.abs(first.predict(alpha) / cost - 1))), 0.1 * usual)
+    variance = floor**2 + np.where(known, errors, usual) ** 2
+    return np.asarray(1 / np.maximum(variance, np.finfo(float).eps), np.float64)
+
+
+def _grid(rows: ProfileRows, estimator: CostRegressor) -> tuple[dict[str, int], int]:
+    """Return the grid of the profile and of the estimator's blocks, and how many groups the blocks change.
+
+    On this grid the estimator's ``value`` is its ``predict``.
+    """
+    grid = {name: int(step) for name, step in rows.profile.grid.items()}
+    if estimator.blocks is None:
+        return grid, 0
+    found = dict(grid)
+    for name, size, step in zip(rows.profile.names, rows.sizes.tolist(), estimator.blocks.steps.tolist(), strict=True):
+        both = lcm(max(grid.get(name, 1), 1), step)
+        if both != grid.get(name, 1) and both <= size:
+            found[name] = both
+    return found, sum(found[name] != grid.get(name) for name in found)
 
 
 def _relative_errors(model: CostRegressor, alpha: Floats, cost: Floats) -> Floats:

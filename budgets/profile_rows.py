@@ -24,7 +24,7 @@ MINIMUM: Final = 5
 
 @dataclass(frozen=True, eq=False)
 class ProfileRows:
-    """The valid rows of a profile: widths and ``cost`` in base units, by role.
+    """The valid rows of a profile: widths, ``cost`` in base units and its ``error``, by role.
 
     Attributes:
         profile: Where the rows come from.
@@ -49,6 +49,11 @@ class ProfileRows:
         """Return keep ratios (n, K) and costs (n,) of some rows."""
         ratios = rows[list(self.profile.names)].to_numpy(np.float64) / self.sizes
         return ratios, rows["cost"].to_numpy(np.float64)
+
+    @property
+    def errors(self) -> Floats:
+        """Standard deviations of the logarithms of the costs of ``train`` and then ``anchor``; NaN if not known."""
+        return np.concatenate([rows["error"].to_numpy(np.float64) for rows in (self.train, self.anchor)])
 
 
 def read_rows(
@@ -80,6 +85,9 @@ def read_rows(
             raise ProfileError(f"The profile has no column {needed!r}; it has {_listed(profile.table.columns)}.")
     rows = profile.table[names].copy()
     rows["cost"] = pd.to_numeric(profile.table[column], errors="coerce")
+    rows["error"] = (
+        pd.to_numeric(profile.table["error"], errors="coerce") if "error" in profile.table.columns else np.nan
+    )
     rows["split"] = profile.table["split"] if "split" in profile.table.columns else "train"
     _check_costs(rows, column)
     _check_widths(rows, names, sizes)
@@ -99,7 +107,8 @@ def read_rows(
         rows = rows[~off].copy()
 
     keys = [*names, "split"]
-    rows["cost"] = rows.groupby(keys, sort=False, observed=True)["cost"].transform("median")
+    for name in ("cost", "error"):
+        rows[name] = rows.groupby(keys, sort=False, observed=True)[name].transform("median")
     merged = rows.drop_duplicates(subset=keys)
     if len(merged) < len(rows):
         notes.append(f"{len(rows) - len(merged)} repeated measurements of a configuration merged by their median")
@@ -165,10 +174,11 @@ def _from_table(table: pd.DataFrame, groups: Groups | None, target: str | None) 
 
 
 def _check_costs(rows: pd.DataFrame, column: str) -> None:
-    cost = rows["cost"].to_numpy(np.float64)
+    cost, error = rows["cost"].to_numpy(np.float64), rows["error"].to_numpy(np.float64)
     for wrong, what, remedy in (
         (~np.isfinite(cost), f"no finite {column}", f"Measure them again, or drop them: dropna(subset=[{column!r}])."),
         (cost <= 0, f"{column} <= 0", "A clock or a counter is broken: measure again."),
+        ((error < 0) | np.isinf(error), "an error below 0 or infinite", "Leave the error empty where it is not known."),
     ):
         if wrong.any():
             raise ProfileError(

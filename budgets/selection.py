@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from budgets.regression import (
     PhysicsNNLS,
     TopologyQuadratic,
 )
-from budgets.work_classes import Groups, physics_features
+from budgets.work_classes import Groups, physics_features, unit_channels
 from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arrays import Floats
 
@@ -58,9 +59,11 @@ def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> di
         found["flops"] = PhysicsNNLS(_only(coarse, ("constant", "work")), outside=outside)
         found["per operation"] = PerOperationAdditive(operations, outside=outside)
     if groups is not None:
-        for block in _BLOCKS:
-            blocks = Blocks(block, tuple(int(size) for size in groups.sizes))
-            found[f"physics, blocks of {block}"] = PhysicsNNLS(classes, blocks=blocks, outside=outside)
+        columns = physics_features(groups, blocks=True)
+        sizes, channels = tuple(groups.sizes.tolist()), unit_channels(groups)
+        for block, narrow in product(_BLOCKS, (False, True)):
+            name = f"physics, blocks of {block}" + (", narrow inputs" if narrow else "")
+            found[name] = PhysicsNNLS(columns, blocks=Blocks(block, sizes, channels, narrow), outside=outside)
     found["topology quadratic"] = TopologyQuadratic(classes, outside=outside)
     found["bilinear ridge"] = BilinearRidge(classes, outside=outside)
     found["physics + gp"] = GPResidual(classes, outside=outside)
@@ -97,6 +100,7 @@ def compare_candidates(
     y: Floats,
     *,
     anchor: tuple[Floats, Floats] | None = None,
+    weights: Floats | None = None,
     folds: int = 5,
     repeats: int = 2,
     seed: int = 0,
@@ -113,6 +117,8 @@ def compare_candidates(
         alpha: (n, K) keep ratios.
         y: (n,) costs.
         anchor: Keep ratios and costs that are part of every fit and never tested on.
+        weights: Weights of the n rows and then of the anchor's rows in the fits; equal by default. Errors of all rows
+            count alike in the comparison.
         folds: Of the cross-validation.
         repeats: Of the cross-validation.
         seed: Of the folds.
@@ -130,7 +136,7 @@ def compare_candidates(
         started = time.perf_counter()
         summed, signed = np.zeros(len(y)), np.zeros(len(y))
         for kept, left in splits:
-            model = fit_rows(estimator, alpha, y, kept, anchor)
+            model = fit_rows(estimator, alpha, y, kept, anchor, weights)
             relative = model.predict(alpha[left]) / y[left] - 1
             summed[left] += np.abs(relative)
             signed[left] += relative

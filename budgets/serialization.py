@@ -35,7 +35,12 @@ def encode(value: Any, maps: list[FeatureMap]) -> Any:
         maps.append(value)
         return {"features": len(maps) - 1}
     if isinstance(value, Blocks):
-        return {"block": value.block, "sizes": list(value.sizes)}
+        return {
+            "block": value.block,
+            "sizes": list(value.sizes),
+            "channels": list(value.channels),
+            "narrow": value.narrow,
+        }
     if isinstance(value, CostRegressor):
         learnt = ("n_features_in_", "low_", "high_", *value._learnt)
         return {
@@ -61,7 +66,7 @@ def decode(state: Any, maps: list[FeatureMap]) -> Any:
     if "features" in state:
         return maps[state["features"]]
     if "block" in state:
-        return Blocks(int(state["block"]), tuple(state["sizes"]))
+        return Blocks(int(state["block"]), tuple(state["sizes"]), tuple(state["channels"]), bool(state["narrow"]))
     if "array" in state:
         return np.array(state["array"], np.intp if state["dtype"] == "int" else np.float64)
     name = state["estimator"]

@@ -1,7 +1,9 @@
 """Physics features: work by class of operation, exact in the keep ratios.
 
 Each feature adds up one class of work over the network's operations: multiply-adds of dense, pointwise and depthwise
-convolutions and of matrix products, bytes read and written by each kind of operation, bytes of weights.
+convolutions and of matrix products, bytes read and written by each kind of operation, bytes of weights. With blocks of
+channels (``budgets.blocks``) there are two more: depthwise bytes of groups that end in a partial block, and the
+multiply-adds of convolutions that read less than a block.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from budgets.features import FeatureMap, dense_value
-from dsa_hw.channels.counts import Operation, Term
+from dsa_hw.channels.counts import Count, Operation, Term
 from dsa_hw.errors import ProfileError
 
-__all__ = ["GRANULARITIES", "Groups", "physics_features", "work_class"]
+__all__ = ["GRANULARITIES", "Groups", "physics_features", "unit_channels", "work_class"]
 
 
 class Groups(Protocol):
@@ -89,7 +92,21 @@ def work_class(operation: Operation) -> str:
     return "pointwise" if overlap <= 1.5 else "spatial"
 
 
-def physics_features(groups: Groups, granularity: str = "classes") -> FeatureMap:
+def unit_channels(groups: Groups) -> tuple[int, ...]:
+    """Return the channels that a unit of each group has in one tensor, (K,).
+
+    It is 1 almost everywhere, and more where channels can only be removed together: a unit of ShuffleNetV2's last stage
+    has 8 channels in each half of its split. A tensor of both halves has twice as many, so the smallest counts.
+    """
+    found = np.full(len(groups.names), np.inf)
+    for operation in groups.operations:
+        for factor in (factor for term in operation.flops for factor in term.factors):
+            own = np.asarray(factor.coefficients) / np.asarray(groups.sizes)
+            found = np.where(own > 0, np.minimum(found, own), found)
+    return tuple(max(1, round(float(c))) if np.isfinite(c) else 1 for c in found)
+
+
+def physics_features(groups: Groups, granularity: str = "classes", blocks: bool = False) -> FeatureMap:
     """Return the physics features of a network.
 
     Args:
@@ -97,9 +114,11 @@ def physics_features(groups: Groups, granularity: str = "classes") -> FeatureMap
         granularity: ``"coarse"`` adds up multiply-adds, activation bytes and weight bytes of the whole network (3
             features and the constant); ``"classes"`` by class of operation (up to 20); ``"operations"`` gives every
             convolution and matrix product its own feature and keeps the classes for the rest.
+        blocks: Whether the map is of the 3 K columns that a `budgets.blocks.Blocks` returns instead of keep ratios.
 
     Returns:
-        A map of K keep ratios to d features, each 1 at alpha = 1.
+        A map of K keep ratios to d features, each 1 at alpha = 1. With ``blocks``, of 3 K columns, each 1 where all
+        columns are.
 
     Raises:
         ProfileError: The granularity is unknown.
@@ -132,7 +151,39 @@ def physics_features(groups: Groups, granularity: str = "classes") -> FeatureMap
             # A normalisation's parameters are a few bytes per channel next to its activations: the same class of
             # traffic.
             charge("weight bytes" if operation.flops else f"{kind} bytes", *weights)
-    return FeatureMap.from_terms(terms, len(groups.names), classes)
+    if not blocks:
+        return FeatureMap.from_terms(terms, len(groups.names), classes)
+    wide = {
+        name: [Term(term.scale, tuple(_column(f, 0) for f in term.factors)) for term in work]
+        for name, work in terms.items()
+    }
+    wide["partial depthwise bytes"] = [
+        Term(float(operation.itemsize), (_column(count, 1),))
+        for operation in groups.operations
+        if operation.depthwise
+        for count in (*operation.inputs, operation.output)
+    ]
+    wide["narrow convolution work"] = [
+        Term(term.scale, (_column(made, 0), _column(read, 2)))
+        for operation in groups.operations
+        if _traffic_class(operation) == "convolution" and not operation.depthwise
+        for term in operation.flops
+        if len(term.factors) == 2
+        for made, read in [term.factors]
+        # Two groups side by side, or a group beside channels that stay, are one wide tensor.
+        if not read.constant and np.count_nonzero(read.coefficients) == 1
+    ]
+    return FeatureMap.from_terms(wide, 3 * len(groups.names), classes)
+
+
+def _column(count: Count, column: int) -> Count:
+    """Return a count of K keep ratios as one of column 0, 1 or 2 of the 3 K.
+
+    Only column 0 has the constant: channels that always stay are neither partial nor narrow.
+    """
+    zeros = np.zeros(len(count.coefficients))
+    parts = [count.coefficients if column == c else zeros for c in range(3)]
+    return Count(0.0 if column else count.constant, np.concatenate(parts))
 
 
 def _traffic_class(operation: Operation) -> str:

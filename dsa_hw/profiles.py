@@ -42,7 +42,8 @@ class Profile:
 
     Attributes:
         table: A row per configuration: a width per channel group (columns ``names``), the value (column ``column``)
-            with its 95% interval ``low`` and ``high``, ``split`` ("dense", "train" or "holdout") and ``runs``.
+            with its 95% interval ``low`` and ``high``, ``error`` (standard deviation of the logarithm of its ratio to
+            the dense network), ``split`` ("dense", "train" or "holdout") and ``runs``.
         names: The channel groups.
         sizes: The dense width of each group.
         target: Title of the target: runtime, device, precision, batch size.
@@ -55,8 +56,8 @@ class Profile:
         grid_evidence: The measurements behind the grid.
         statistic: What a value is of its runs: "quiet", "median", "p90", ...; None where it is not known.
         noise: Median relative spread of the runs.
-        rejected: Share of the runs that were rejected.
-        untrusted: Number of configurations that were left out.
+        interval: Median half-width of the 95% interval of a ratio to the dense network.
+        untrusted: Number of configurations that were left out, because they are less precise than required.
         estimated: Where the values are estimates: what estimated them; None for measurements.
         breakdown: Stage -> seconds spent in it.
         prepared: How the networks were made.
@@ -79,7 +80,7 @@ class Profile:
     grid_evidence: tuple[Mapping[str, Any], ...] = ()
     statistic: str | None = None
     noise: float = float("nan")
-    rejected: float = 0.0
+    interval: float = float("nan")
     untrusted: int = 0
     estimated: str | None = None
     breakdown: Mapping[str, float] = field(default_factory=dict)

@@ -82,20 +82,19 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
         "--statistic",
         default="quiet",
         choices=("quiet", "median", "p90", "p95", "p99"),
-        help="statistic of the undisturbed runs; quiet is the lower quartile (default: %(default)s)",
+        help="quiet: the lower quartile of the dense network times the median ratio to it; median: with its median; "
+        "p90, p95, p99: of the runs themselves (default: %(default)s)",
     )
     add(
-        "--allow",
+        "--require",
         type=share,
-        default=summary.DEFAULT_ALLOWANCE,
-        help="largest disturbance of a measurement; use more than the default on a busy machine (default: 2%%)",
+        help="fail where a 95%% interval is wider than this, for example 2%%; without it, every interval is accepted",
     )
     add("--time-limit", type=duration, default=600.0, help="for example 90, 90s or 10min (default: 10min)")
     add("--out", default="profile.sqlite", type=Path, help="store; continued if it exists (default: %(default)s)")
     add("--plot", type=Path, help="write a plot of the grid sweep to this file")
     add("--seed", type=int, default=0, help="seed of the sampling (default: %(default)s)")
     add("--self-check", action="store_true", help="measure the same configurations twice and report the difference")
-    add("--reset-reference", action="store_true", help="forget how fast the machine was, because it has changed")
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -134,8 +133,7 @@ def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         from profilers.profiling.plots import save_grid_plot
 
         save_grid_plot(found, options.plot)
-    about = (found, options.out, options.allow)
-    return summary.profile_text(*about), summary.profile_data(*about)
+    return summary.profile_text(found, options.out), summary.profile_data(found, options.out)
 
 
 def _profile_fleet(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -151,9 +149,9 @@ def _profile_fleet(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         profiles = profile_fleet(
             model, inputs, options.fleet, f"{options.runtime}/{options.device}", **_settings(options, bar)
         )
-    out, allow = options.out, options.allow
-    texts = [f"kind: {kind}\n{summary.profile_text(found, out, allow)}" for kind, found in profiles.items()]
-    kinds = [{"kind": kind, **summary.profile_data(found, out, allow)} for kind, found in profiles.items()]
+    out = options.out
+    texts = [f"kind: {kind}\n{summary.profile_text(found, out)}" for kind, found in profiles.items()]
+    kinds = [{"kind": kind, **summary.profile_data(found, out)} for kind, found in profiles.items()]
     return "\n\n".join(texts), {"kinds": kinds, "out": str(out)}
 
 
@@ -192,13 +190,13 @@ def _network(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
 
 def _settings(options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
     """Return the arguments that a profile of one device and of a fleet have in common."""
-    names = ("samples", "holdout", "grid", "out", "time_limit", "precision", "threads", "reset_reference", "seed")
+    names = ("samples", "holdout", "grid", "out", "time_limit", "precision", "threads", "seed")
     chosen = {name: getattr(options, name) for name in names}
     return {**chosen, "rules": _rules(options), "name": options.model, "listener": bar}
 
 
 def _rules(options: argparse.Namespace) -> Any:
-    return profilers.MeasuringRules.allowing(options.allow, options.statistic)
+    return profilers.MeasuringRules(options.statistic, require=options.require)
 
 
 def _check_target(options: argparse.Namespace) -> None:

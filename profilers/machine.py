@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["busiest_process", "load_average", "waited"]
+__all__ = ["busiest_process", "load_average"]
 
 
 def load_average() -> dict[str, float]:
@@ -16,29 +16,6 @@ def load_average() -> dict[str, float]:
     except OSError:
         return {"time": time.time()}
     return {"time": time.time(), "load1": round(one, 2), "load5": round(five, 2)}
-
-
-def waited(all_threads: bool = False) -> float | None:
-    """Return the seconds that this thread was ready to run without a processor, since it started.
-
-    The value is the scheduler's own account (``schedstat``). It shows exactly, run by run, when another process took
-    the core, even if the control before and after was undisturbed.
-
-    Args:
-        all_threads: Sum over all threads of this process.
-
-    Returns:
-        Seconds, or None where the system does not report them.
-    """
-    try:
-        if not all_threads:
-            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
-        total = 0
-        for task in Path("/proc/self/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[1])
-        return total * 1e-9
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def busiest_process(seconds: float = 0.2) -> str | None:

@@ -11,19 +11,17 @@ if TYPE_CHECKING:
     from dsa_hw.profiles import Profile
     from profilers.profiling.api import SelfCheck
 
-__all__ = ["DEFAULT_ALLOWANCE", "profile_data", "profile_text", "self_check_data", "self_check_text"]
+__all__ = ["profile_data", "profile_text", "self_check_data", "self_check_text"]
 
-DEFAULT_ALLOWANCE = 0.02  # of ``--allow``
 _MILLI = {"latency": "ms", "energy": "mJ"}
 
 
-def profile_text(profile: Profile, out: Path, allow: float = DEFAULT_ALLOWANCE) -> str:
+def profile_text(profile: Profile, out: Path) -> str:
     """Return the summary of a profile, a line per fact.
 
     Args:
         profile: The profile.
         out: The store that contains it.
-        allow: The disturbance that was allowed.
     """
     unit = _MILLI[profile.quantity]
     values = 1e3 * profile.table[profile.column]
@@ -42,10 +40,10 @@ def profile_text(profile: Profile, out: Path, allow: float = DEFAULT_ALLOWANCE) 
     rows.append(("configurations", ", ".join(f"{n} {split}" for split, n in counts.items())))
     rows.append(("grid", _grid_text(profile)))
     if not profile.estimated:
-        rejected = percent(profile.rejected, 0)
-        rows.append(("noise", f"spread {percent(profile.noise)} (median), {rejected} of the runs rejected"))
+        precision = f"+/-{percent(profile.interval)} of the ratio to the dense network (median of the 95% intervals)"
+        rows.append(("precision", f"{precision}; spread of the runs {percent(profile.noise)}"))
     if profile.untrusted:
-        rows.append(("left out", f"{profile.untrusted} configurations that cannot be trusted yet"))
+        rows.append(("left out", f"{profile.untrusted} configurations that are less precise than required"))
     agreement = f", outputs agree to {profile.agreement:.0e}" if profile.agreement else ""
     rows.append(("networks", profile.prepared + agreement))
     spent = profile.breakdown
@@ -53,26 +51,21 @@ def profile_text(profile: Profile, out: Path, allow: float = DEFAULT_ALLOWANCE) 
     rows.append(("time", f"{sum(spent.values()):.0f} s: {stages}"))
     rows.append(("store", str(out)))
     width = max(len(name) for name, _ in rows)
-    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), f"next: {_next_command(out, allow)}"])
+    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), f"next: dsa-hw fit {out}"])
 
 
-def profile_data(profile: Profile, out: Path, allow: float = DEFAULT_ALLOWANCE) -> dict[str, Any]:
+def profile_data(profile: Profile, out: Path) -> dict[str, Any]:
     """Return a profile as plain data; arguments as for `profile_text`."""
     names = (
-        "target", "network", "statistic", "quantity", "unit", "grid", "grid_evidence", "noise", "estimated", "rejected",
-        "untrusted", "breakdown", "prepared", "agreement", "environment",
+        "target", "network", "statistic", "quantity", "unit", "grid", "grid_evidence", "noise", "interval",
+        "estimated", "untrusted", "breakdown", "prepared", "agreement", "environment",
     )  # fmt: skip
     return {
         **{name: getattr(profile, name) for name in names},
         "configurations": profile.table.to_dict("records"),
         "out": str(out),
-        "next": _next_command(out, allow),
+        "next": f"dsa-hw fit {out}",
     }
-
-
-def _next_command(out: Path, allow: float) -> str:
-    allowed = "" if allow == DEFAULT_ALLOWANCE else f" --allow {100 * allow:g}%"
-    return f"dsa-hw fit {out}{allowed}"
 
 
 def _grid_text(profile: Profile) -> str:
@@ -91,11 +84,12 @@ def self_check_text(check: SelfCheck, quantity: str) -> str:
     unit = _MILLI[quantity]
     lines = [
         f"Self-check on {check.target}: {len(check.table)} configurations, each measured twice.",
-        f"  first {unit}  second {unit}  difference",
+        f"  first {unit}  second {unit}  difference  of the ratio to the dense network",
     ]
     for _, row in check.table.iterrows():
-        lines.append(f"  {1e3 * row['first']:8.4g}  {1e3 * row['second']:9.4g}  {100 * row['difference']:+9.2f}%")
-    lines.append(f"Difference: median {percent(check.median, 2)}, largest {percent(check.largest, 2)}.")
+        apart = f"{100 * row['difference']:+9.2f}%  {100 * row['ratio_difference']:+9.2f}%"
+        lines.append(f"  {1e3 * row['first']:8.4g}  {1e3 * row['second']:9.4g}  {apart}")
+    lines.append(f"Difference of the ratios: median {percent(check.median, 2)}, largest {percent(check.largest, 2)}.")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep references of the user out of the tests."""
+    """Keep the sittings of the user out of the tests."""
     monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "cache"))
 
 

@@ -32,7 +32,8 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         features: A `FeatureMap`, or None for features that do not depend on a network (see each class).
         sizes: None where X holds keep ratios; (K,) group sizes where X holds widths (X is then divided by them, and
             ``gradient`` is the derivative by width).
-        blocks: None, or the `Blocks` of channels that the device computes: F is then a function of e(alpha).
+        blocks: None, or the `Blocks` of channels that the device computes: F is then a function of their columns, and
+            ``features`` are of those columns. ``predict`` has steps; ``value`` and ``gradient`` belong to the chords.
         outside: Beyond the range of each column seen in ``fit``, ``"extrapolate"`` uses the formula as it is,
             ``"clip"`` moves the point to the border of the range (so the gradient there is 0), ``"refuse"`` raises
             ``ProfileError``.
@@ -40,8 +41,12 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     # Attributes learnt by fit, beyond range and features, that make up a saved model (budgets.serialization).
     _learnt: ClassVar[tuple[str, ...]] = ()
-    #: True where F cannot fall when a keep ratio grows.
-    monotone: ClassVar[bool] = False
+    _monotone: ClassVar[bool] = False
+
+    @property
+    def monotone(self) -> bool:
+        """Whether F cannot fall when a keep ratio grows."""
+        return self._monotone and not (self.blocks is not None and self.blocks.narrow)
 
     def __init__(
         self,
@@ -57,10 +62,19 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.blocks = blocks
         self.outside = outside
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
-        """Fit to keep ratios (or widths) X (n, K) and positive costs y (n,)."""
+    def fit(self, X: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> Self:  # noqa: N803
+        """Fit to keep ratios (or widths) X (n, K) and positive costs y (n,).
+
+        ``weights`` (n,) are inverse variances of the relative errors, up to a common factor; equal by default. They are
+        not scikit-learn's ``sample_weight``: a weight of 2 is not the same as two rows, which would also count twice
+        where a penalty is chosen by leave-one-out.
+        """
         alpha, cost = self._validate(X, y)
-        self._fit(alpha, cost)
+        scaled = np.ones(len(cost)) if weights is None else np.asarray(weights, np.float64)
+        if scaled.shape != cost.shape or not (np.isfinite(scaled) & (scaled > 0)).all():
+            raise ProfileError(f"`weights` must be {cost.size} finite numbers above 0; got shape {scaled.shape}.")
+        # Equal weights become exactly 1, and so have no effect on any rounding.
+        self._fit(alpha, cost, scaled / scaled.max())
         return self
 
     def predict(self, X: ArrayLike) -> Floats:  # noqa: N803
@@ -83,8 +97,16 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inside = self._inside(alpha)
         return self._predict(inside if self.blocks is None else self.blocks(inside))
 
+    def smooth(self, alpha: Floats) -> Floats:
+        """Return what ``value`` returns at keep ratios (n, K), without validation.
+
+        It is the cost whose gradient is ``slope``. For inner loops.
+        """
+        inside = self._inside(alpha)
+        return self._smooth(inside if self.blocks is None else self.blocks.smooth(inside))
+
     def slope(self, alpha: Floats) -> Floats:
-        """Return the gradient at keep ratios (n, K), without validation.
+        """Return the gradient of ``smooth`` at keep ratios (n, K), without validation.
 
         They must be finite float64. For inner loops.
         """
@@ -92,7 +114,7 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.blocks is None:
             slope = self._gradient(inside)
         else:
-            slope = self._gradient(self.blocks(inside)) * self.blocks.slope(inside)
+            slope = self.blocks.slope(inside, self._gradient(self.blocks.smooth(inside)))
         return slope if inside is alpha else np.where(alpha == inside, slope, 0.0)
 
     def value(self, alpha: torch.Tensor) -> torch.Tensor:
@@ -116,12 +138,15 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             alpha = torch.minimum(torch.maximum(alpha, low), high)
         return self._value(alpha if self.blocks is None else self.blocks.value(alpha))
 
-    # Subclasses implement these, for keep ratios inside the range.
-    def _fit(self, alpha: Floats, y: Floats) -> None:
+    # Subclasses implement these, for keep ratios inside the range (with blocks: for their columns).
+    def _fit(self, alpha: Floats, y: Floats, weights: Floats) -> None:
         raise NotImplementedError
 
     def _predict(self, alpha: Floats) -> Floats:
         raise NotImplementedError
+
+    def _smooth(self, alpha: Floats) -> Floats:
+        return self._predict(alpha)
 
     def _gradient(self, alpha: Floats) -> Floats:
         raise NotImplementedError
@@ -141,17 +166,17 @@ class CostRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not (cost > 0).all():
             raise ProfileError(f"Costs must be positive; {(cost <= 0).sum()} of {cost.size} are not.")
         features = self.features
-        if features is not None and features.size != self.n_features_in_:
-            raise ProfileError(f"X has {self.n_features_in_} channel groups, but `features` has {features.size}.")
-        alpha = self._ratios(X)
-        self.low_, self.high_ = alpha.min(0), alpha.max(0)
-        if self.blocks is None:
-            return alpha, cost
-        if len(self.blocks.sizes) != self.n_features_in_:
+        if self.blocks is not None and len(self.blocks.sizes) != self.n_features_in_:
             raise ProfileError(
                 f"X has {self.n_features_in_} channel groups, but `blocks` has {len(self.blocks.sizes)}."
             )
-        return self.blocks(alpha), cost
+        columns = self.n_features_in_ if self.blocks is None else self.blocks.columns
+        if features is not None and features.size != columns:
+            found = f"{self.n_features_in_} channel groups" if self.blocks is None else f"{columns} columns of blocks"
+            raise ProfileError(f"X has {found}, but `features` has {features.size}.")
+        alpha = self._ratios(X)
+        self.low_, self.high_ = alpha.min(0), alpha.max(0)
+        return (alpha if self.blocks is None else self.blocks(alpha)), cost
 
     def _check(self, X: ArrayLike) -> Floats:  # noqa: N803
         check_is_fitted(self)

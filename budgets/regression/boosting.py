@@ -67,21 +67,21 @@ class _Boosting(CostRegressor):
         self.min_samples_leaf = min_samples_leaf
         self.smoothing = smoothing
 
-    def _fit(self, alpha: Floats, y: Floats) -> None:
+    def _fit(self, alpha: Floats, y: Floats, weights: Floats) -> None:
         for name in ("trees", "learning_rate", "max_depth", "min_samples_leaf", "smoothing"):
             if not getattr(self, name) > 0:
                 raise ProfileError(f"`{name}` must be more than 0; got {getattr(self, name)!r}.")
         # The constant feature cannot split; it is kept so that indices are those of the map.
         self.features_ = FeatureMap.monomials(alpha.shape[1], ()) if self.features is None else self.features
         base = PhysicsNNLS(self.features) if self.base is None else clone(self.base)
-        self.base_ = base.fit(alpha, y)
+        self.base_ = base.fit(alpha, y, weights)
         # A base that predicts 0 has no logarithm; it is replaced by a thousandth of the smallest cost seen.
         self.floor_ = 1e-3 * float(y.min())
         phi = self.features_(alpha)
         spread = phi.std(0)
         self.scale_ = self.smoothing * np.where(spread > 0, spread, 1.0)
         target = np.log(y) - self._power * np.log(np.maximum(self.base_.at(alpha), self.floor_))
-        self.bias_ = float(target.mean())
+        self.bias_ = float(np.average(target, weights=weights))
         residual = target - self.bias_
         paths: list[tuple[float, list[tuple[int, float, float]]]] = []
         # Trees use float32. Convert and check once instead of for each tree, which would take most of the time.
@@ -93,7 +93,7 @@ class _Boosting(CostRegressor):
                     min_samples_leaf=min(self.min_samples_leaf, len(y) // 2),
                     monotonic_cst=np.ones(phi.shape[1], np.int8) if self.monotone else None,
                     random_state=seed,
-                ).fit(single, residual, check_input=False)
+                ).fit(single, residual, sample_weight=weights, check_input=False)
                 found = _paths(tree.tree_, self.learning_rate)
                 paths += found
                 residual = residual - _leaves(phi, *_padded(found, self.max_depth)).sum(-1)
@@ -106,10 +106,19 @@ class _Boosting(CostRegressor):
         scale = np.maximum(self.base_.at(alpha), self.floor_) ** self._power
         return np.asarray(scale * np.exp(self.bias_ + np.concatenate(sums)), np.float64)
 
+    def _smooth(self, alpha: Floats) -> Floats:
+        gates = self._gates(self.features_(alpha))
+        soft = np.exp(self.bias_ + (self.leaf_ * gates.prod(-1)).sum(-1))
+        return np.asarray(np.maximum(self.base_.at(alpha), self.floor_) ** self._power * soft, np.float64)
+
+    def _gates(self, phi: Floats) -> Floats:
+        """Return the soft splits at features (n, d), shape (n, leaves, depth)."""
+        scaled = self.sign_ * (phi[:, self.feature_] - self.threshold_) / self.scale_[self.feature_]
+        return np.where(self.sign_ == 0, 1.0, expit(scaled))
+
     def _gradient(self, alpha: Floats) -> Floats:
         phi = self.features_(alpha)
-        scaled = self.sign_ * (phi[:, self.feature_] - self.threshold_) / self.scale_[self.feature_]
-        gates = np.where(self.sign_ == 0, 1.0, expit(scaled))
+        gates = self._gates(phi)
         weights = self.leaf_ * gates.prod(-1)
         # d prod / dx_f = prod * sum over the path's splits on f of sign (1 - gate) / tau
         slopes = weights[..., None] * (self.sign_ * (1 - gates) / self.scale_[self.feature_])
@@ -153,7 +162,7 @@ class MonotoneBoosting(_Boosting):
     the profiled range the trees are constant, so F follows its base.
     """
 
-    monotone: ClassVar[bool] = True
+    _monotone: ClassVar[bool] = True
     _power: ClassVar[float] = 0.9
 
 
@@ -165,7 +174,7 @@ class ResidualBoosting(_Boosting):
     Gradients are those of a smooth surrogate, as in ``MonotoneBoosting``. F need not be monotone.
     """
 
-    monotone: ClassVar[bool] = False
+    _monotone: ClassVar[bool] = False
     _power: ClassVar[float] = 1.0
 
 

@@ -32,8 +32,9 @@ class GPResidual(CostRegressor):
 
         r ~ N(0, v (K + eta I)),   v = r'(K + eta I)^-1 r / n,   minimise  n log v + log det(K + eta I)
 
-    and ``g(alpha) = k(z, Z) (K + eta I)^-1 r``. g returns to 0 away from the data, so outside the profiled range the
-    prediction returns to the base's. Not monotone. ``base=None`` means ``PhysicsNNLS(features)``.
+    and ``g(alpha) = k(z, Z) (K + eta I)^-1 r``. The noise of a row with weight v is eta / v. g returns to 0 away from
+    the data, so outside the profiled range the prediction returns to the base's. Not monotone. ``base=None`` means
+    ``PhysicsNNLS(features)``.
     """
 
     _learnt: ClassVar[tuple[str, ...]] = ("base_", "scale_", "points_", "dual_", "length_", "noise_")
@@ -58,9 +59,9 @@ class GPResidual(CostRegressor):
         super().__init__(features, sizes=sizes, blocks=blocks, outside=outside)
         self.base = base
 
-    def _fit(self, alpha: Floats, y: Floats) -> None:
+    def _fit(self, alpha: Floats, y: Floats, weights: Floats) -> None:
         base = PhysicsNNLS(self.features) if self.base is None else clone(self.base)
-        self.base_ = base.fit(alpha, y)
+        self.base_ = base.fit(alpha, y, weights)
         predicted = self.base_.at(alpha)
         # A base that predicts 0 has no relative residual; the smallest positive cost seen is the scale then.
         residual = y / np.maximum(predicted, y.min() * 1e-3) - 1
@@ -73,16 +74,18 @@ class GPResidual(CostRegressor):
         distance = _squared_distance(self.points_, self.points_)
         spread = np.sqrt(max(float(np.median(distance[~np.eye(len(y), dtype=bool)])), 1e-12))
         best: tuple[float, float, float, Floats] | None = None
+        # With V = diag(weights), (K + eta V^-1)^-1 = V^1/2 (V^1/2 K V^1/2 + eta I)^-1 V^1/2: one eigendecomposition.
+        root = np.sqrt(weights)
         for relative in _LENGTHS:
-            kernel = np.exp(-0.5 * distance / (relative * spread) ** 2)
+            kernel = np.exp(-0.5 * distance / (relative * spread) ** 2) * np.outer(root, root)
             eigenvalues, vectors = np.linalg.eigh(kernel)
-            eigenvalues, rotated = np.maximum(eigenvalues, 0.0), vectors.T @ residual
+            eigenvalues, rotated = np.maximum(eigenvalues, 0.0), vectors.T @ (root * residual)
             for noise in _NOISES:
                 total_variance = eigenvalues + noise
                 variance = max(float(np.mean(rotated**2 / total_variance)), np.finfo(float).tiny)
                 loss = len(y) * np.log(variance) + float(np.log(total_variance).sum())
                 if best is None or loss < best[0]:
-                    best = (loss, relative * spread, noise, vectors @ (rotated / total_variance))
+                    best = (loss, relative * spread, noise, root * (vectors @ (rotated / total_variance)))
         assert best is not None
         _, self.length_, self.noise_, self.dual_ = best
 

@@ -30,18 +30,19 @@ class LinearRegressor(CostRegressor):
     coef_: Floats
     quadratic_: Quadratic
 
-    def _fit(self, alpha: Floats, y: Floats) -> None:
+    def _fit(self, alpha: Floats, y: Floats, weights: Floats) -> None:
         self.features_ = self._map(alpha.shape[1])
-        self.coef_ = self._solve(self.features_(alpha) / y[:, None])
+        root = np.sqrt(weights)
+        self.coef_ = self._solve(self.features_(alpha) / y[:, None] * root[:, None], root)
         self._restore()
 
     def _map(self, size: int) -> FeatureMap:
         return FeatureMap.monomials(size, ()) if self.features is None else self.features
 
-    def _solve(self, design: Floats) -> Floats:
-        """Return coefficients (d,) with ``design`` (n, d) @ coefficients near 1.
+    def _solve(self, design: Floats, target: Floats) -> Floats:
+        """Return coefficients (d,) with ``design`` (n, d) @ coefficients near ``target`` (n,).
 
-        Rows are phi / y, so that errors are relative.
+        The target is the square root of the weights and rows are phi / y times it, so that errors are relative.
         """
         raise NotImplementedError
 
@@ -58,23 +59,23 @@ class LinearRegressor(CostRegressor):
         return self.quadratic_.value(alpha)
 
     def coefficients(self) -> dict[str, float]:
-        """Return the cost of each feature in the dense network, in the unit of y."""
+        """Return the cost of each feature where it is 1 (in the dense network), in the unit of y."""
         return dict(zip(self.features_.names, self.coef_.tolist(), strict=True))
 
 
 class PhysicsNNLS(LinearRegressor):
     """Non-negative least squares on physics features, the default.
 
-        min_w  sum_i (phi(alpha_i)' w / y_i - 1)^2      subject to w >= 0
+        min_w  sum_i v_i (phi(alpha_i)' w / y_i - 1)^2      subject to w >= 0,      v_i the weights
 
     phi is quadratic with non-negative coefficients (``budgets.features``) and w >= 0, so F is quadratic and cannot fall
     when a keep ratio grows, also outside the profiled range. With ``features=None`` phi is 1 and the columns of X.
     """
 
-    monotone: ClassVar[bool] = True
+    _monotone: ClassVar[bool] = True
 
-    def _solve(self, design: Floats) -> Floats:
-        return _nnls(design, np.ones(len(design)))
+    def _solve(self, design: Floats, target: Floats) -> Floats:
+        return _nnls(design, target)
 
 
 class PerOperationAdditive(LinearRegressor):
@@ -90,20 +91,18 @@ class PerOperationAdditive(LinearRegressor):
     ``PhysicsNNLS``.
     """
 
-    monotone: ClassVar[bool] = True
+    _monotone: ClassVar[bool] = True
     _learnt: ClassVar[tuple[str, ...]] = ("features_", "coef_", "penalty_")
 
     penalty_: float
 
-    def _fit(self, alpha: Floats, y: Floats) -> None:
-        self.features_ = self._map(alpha.shape[1])
-        design = self.features_(alpha) / y[:, None]
+    def _solve(self, design: Floats, target: Floats) -> Floats:
         _, index, share = self.features_.aggregate()
         together = np.zeros((len(design), int(index.max()) + 1))
         np.add.at(together.T, index, (design * share).T)
-        prior = _nnls(together, np.ones(len(design)))[index] * share
-        self.coef_, self.penalty_ = _shrink(design, prior)
-        self._restore()
+        prior = _nnls(together, target)[index] * share
+        coefficients, self.penalty_ = _shrink(design, target, prior)
+        return coefficients
 
 
 class TopologyQuadratic(LinearRegressor):
@@ -124,8 +123,8 @@ class TopologyQuadratic(LinearRegressor):
             return FeatureMap.monomials(size, ((i, j) for i in range(size) for j in range(i, size)))
         return FeatureMap.monomials(size, self.features.pairs())
 
-    def _solve(self, design: Floats) -> Floats:
-        coefficients, self.penalty_ = _ridge(design)
+    def _solve(self, design: Floats, target: Floats) -> Floats:
+        coefficients, self.penalty_ = _ridge(design, target)
         return coefficients
 
 
@@ -161,8 +160,8 @@ def _nnls(design: Floats, target: Floats) -> Floats:
     return np.asarray(solution / norm, np.float64)
 
 
-def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
-    """Solve ``argmin_{w >= 0} |design w - 1|^2 + lambda |w / prior - 1|^2``.
+def _shrink(design: Floats, target: Floats, prior: Floats) -> tuple[Floats, float]:
+    """Solve ``argmin_{w >= 0} |design w - target|^2 + lambda |w / prior - 1|^2``.
 
     Lambda is chosen by leave-one-out; w = 0 where the prior is 0. The penalty is a block of extra rows, so it stays a
     non-negative least squares problem. On its active set S the solution is a ridge, whose leave-one-out residual is
@@ -170,16 +169,16 @@ def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
     """
     used = prior > 0
     scaled = design[:, used] * prior[used]
-    n, d = scaled.shape
+    d = scaled.shape[1]
     best: tuple[float, float, Floats] | None = None
     for penalty in _PENALTIES:
         root = np.sqrt(penalty)
-        u = _nnls(np.vstack([scaled, root * np.eye(d)]), np.r_[np.ones(n), np.full(d, root)])
+        u = _nnls(np.vstack([scaled, root * np.eye(d)]), np.r_[target, np.full(d, root)])
         active = scaled[:, u > 0]
         hat = np.einsum(
             "ij,ji->i", active, np.linalg.solve(active.T @ active + penalty * np.eye(active.shape[1]), active.T)
         )
-        error = float(np.mean(((scaled @ u - 1) / np.maximum(1 - hat, 1e-9)) ** 2))
+        error = float(np.mean(((scaled @ u - target) / np.maximum(1 - hat, 1e-9)) ** 2))
         if best is None or error < best[0]:
             best = (error, penalty, u)
     assert best is not None
@@ -188,8 +187,8 @@ def _shrink(design: Floats, prior: Floats) -> tuple[Floats, float]:
     return coefficients, best[1]
 
 
-def _ridge(design: Floats) -> tuple[Floats, float]:
-    """Solve ``argmin |design w - 1|^2 + lambda |w[1:]|^2 s^2``.
+def _ridge(design: Floats, target: Floats) -> tuple[Floats, float]:
+    """Solve ``argmin |design w - target|^2 + lambda |w[1:]|^2 s^2``.
 
     Lambda is chosen by leave-one-out; column 0 is the free constant.
 
@@ -197,10 +196,8 @@ def _ridge(design: Floats) -> tuple[Floats, float]:
     constant out of rows and target, then w = Z'(ZZ' + lambda I)^-1 r; from one eigendecomposition of ZZ' every lambda
     costs n^2.
     """
-    n = len(design)
     constant, rest = design[:, 0], design[:, 1:]
     unit = constant / np.linalg.norm(constant)
-    target = np.ones(n)
     z, r = rest - np.outer(unit, unit @ rest), target - unit * (unit @ target)
     eigenvalues, vectors = np.linalg.eigh(z @ z.T)
     eigenvalues = np.maximum(eigenvalues, 0.0)

@@ -41,12 +41,12 @@ _EXAMPLES = """Examples:
   dsa-hw allocate --model resnet20 --data digits --budget latency=60% \\
       --budget flops=80% --epochs 4 --out small/
   dsa-hw allocate --model resnet18 --budget latency=12ms \\
-      --profile profile.sqlite --allow 5%
+      --profile profile.sqlite --confidence 0.95
 
 OUT gets plan.json (with the certificate), model.pt (weights), widths.csv and
 the measurements. After an interruption the same command continues. Exit
 codes: 0 every budget is met, 2 invalid input, 3 a budget cannot be met or is
-not met, 4 the measurement cannot be trusted.
+not met, 4 the measurement is less precise than --require, or inconclusive.
 
 --json prints an object with model, certificate, widths, accuracy, out.
 """

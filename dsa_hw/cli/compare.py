@@ -40,7 +40,7 @@ _EXAMPLES = """Examples:
 
 The report is OUT/index.html. After an interruption the same command
 continues. Exit codes: 0 the report is written, 2 invalid input, 3 a budget
-cannot be met, 4 a measurement cannot be trusted.
+cannot be met, 4 a measurement is less precise than --require.
 
 --json prints an object with networks, widths, headline, report.
 """

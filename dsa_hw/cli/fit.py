@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_json, measuring_rules
+from dsa_hw.cli.options import add_command, add_json
 from dsa_hw.errors import ModelError, ProfileError
 from dsa_hw.profiles import QUANTITIES, Profile
 from dsa_hw.units import format_magnitude
-from dsa_hw.utils.arguments import share
 from dsa_hw.utils.files import refuse_overwriting
 from dsa_hw.utils.text import first_line, percent
 
@@ -64,7 +63,6 @@ def add(subparsers: Any) -> None:
     )
     option("--confidence", type=float, default=0.9, help="confidence of the reported bound")
     option("--seed", type=int, default=0, metavar="N", help="seed of the cross-validation")
-    option("--allow", type=share, default="2%", metavar="SHARE", help="interference that was allowed when profiling")
     add_json(parser)
 
 
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or args.profile.with_suffix(".json")
     refuse_overwriting(out, args.profile)
     refuse_overwriting(args.plot, args.profile, out, option="--plot")
-    profile = dsa_hw.load_profile(args.profile, rules=measuring_rules(args))
+    profile = dsa_hw.load_profile(args.profile)
     groups = _groups(profile, args.model)
     model = dsa_hw.fit(
         profile, groups, target=args.target, calibration=args.calibration, outside=args.outside, seed=args.seed

@@ -26,8 +26,8 @@ _EPILOG = """Examples:
   dsa-hw allocate --model resnet18 --budget latency=50% --out small/
 
 `dsa-hw COMMAND --help` describes a command. Exit codes: 0 done, 2 invalid
-input, 3 a budget cannot be met or is not met, 4 a measurement cannot be
-trusted, 130 interrupted.
+input, 3 a budget cannot be met or is not met, 4 a measurement is not precise
+enough, 130 interrupted.
 """
 
 
@@ -42,8 +42,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The codes are 0 (done), 2 (invalid input), 3 (a budget cannot be met or is not met), 4 (a measurement cannot be
-    trusted) and 130 (interrupted).
+    The codes are 0 (done), 2 (invalid input), 3 (a budget cannot be met or is not met), 4 (a measurement is
+    not precise enough) and 130 (interrupted).
     """
     if hidden := next(filter(None, map(why_hidden, OWN)), None):
         print(f"dsa-hw: {hidden}", file=sys.stderr)

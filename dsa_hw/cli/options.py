@@ -135,13 +135,16 @@ def add_data(parser: argparse.ArgumentParser, help: str, required: bool = False)
 
 
 def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_TARGET) -> None:
-    """Add ``--target`` and ``--allow``."""
+    """Add ``--target`` and ``--require``."""
     text = "where to measure, for example torch/cuda"
     if target is None:
         text += " (default: the target of the plan, if that is this computer)"
     parser.add_argument("--target", default=target, metavar="RUNTIME/DEVICE", help=text)
     parser.add_argument(
-        "--allow", type=share, default="2%", metavar="SHARE", help="largest interference; allow more on a busy machine"
+        "--require",
+        type=share,
+        metavar="SHARE",
+        help="fail where a 95%% interval is wider than this, for example 2%% (default: accept every interval)",
     )
 
 
@@ -180,6 +183,10 @@ def add_search(parser: argparse.ArgumentParser, profile: str) -> None:
         "--minimum", type=share, default=f"{100 * refinement.minimum:g}%", metavar="SHARE",
         help="smallest share of its channels that a group keeps",
     )  # fmt: skip
+    option(
+        "--confidence", type=float, default=refinement.confidence, metavar="P",
+        help="confidence with which a budget is met; more of it uses less of the budget",
+    )  # fmt: skip
     add_measuring(parser)
     option("--seed", type=int, default=0, metavar="N", help="seed of everything random")
     add_json(parser)
@@ -211,8 +218,8 @@ def add_training(parser: argparse.ArgumentParser, budgets: str) -> None:
 
 
 def measuring_rules(args: argparse.Namespace) -> MeasuringRules:
-    """Return the measuring rules with the interference of ``--allow``."""
-    return dsa_hw.MeasuringRules.allowing(args.allow)
+    """Return the measuring rules with the precision of ``--require``."""
+    return dsa_hw.MeasuringRules(require=args.require)
 
 
 def profile_options(args: argparse.Namespace) -> ProfileOptions:
@@ -225,7 +232,7 @@ def profile_options(args: argparse.Namespace) -> ProfileOptions:
 
 def refinement_options(args: argparse.Namespace) -> RefinementOptions:
     """Return how keep ratios become a network."""
-    return RefinementOptions(minimum=args.minimum)
+    return RefinementOptions(minimum=args.minimum, confidence=args.confidence)
 
 
 def settings_of(args: argparse.Namespace) -> ExperimentSettings:

@@ -15,10 +15,10 @@ _EXAMPLES = """Examples:
   dsa-hw profile --self-check
 
 After an interruption the same command continues. Exit codes: 0 done, 2
-invalid input, 4 the measurements cannot be trusted.
+invalid input, 4 less precise than --require.
 
 --json prints an object with target, network, statistic, quantity, unit, grid,
-grid_evidence, noise, estimated, rejected, untrusted, breakdown, prepared,
+grid_evidence, noise, interval, estimated, untrusted, breakdown, prepared,
 agreement, environment, configurations, out, next.
 """
 

@@ -45,7 +45,7 @@ _EXAMPLES = """Examples:
 OUT gets front.csv, front.png and plans/. After an interruption the same
 command continues. A budget that cannot be met is reported, and the larger
 ones keep their points. Exit codes: 0 every budget is met, 2 invalid input,
-3 a budget cannot be met or is not met, 4 a measurement cannot be trusted.
+3 a budget cannot be met or is not met, 4 a verdict is inconclusive.
 
 --json prints an object with points, widths, infeasible, target, out.
 """

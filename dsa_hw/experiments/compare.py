@@ -203,7 +203,8 @@ class _ComparisonRun:
             task = replace(self.task, listener=bar)
             self.profile = profile_for(task, self.target, self.rules, source=self.profiling.source)
         self.cost = cost_models.fit(self.profile, self.groups)
-        self.grid = np.array([int(self.profile.grid.get(n, 1)) for n in self.groups.names], np.int64)
+        grid = self.cost.provenance.grid
+        self.grid = np.array([int(grid.get(n, 1)) for n in self.groups.names], np.int64)
 
     def _constraints(self) -> list[Constraint]:
         """Return a constraint for each budget, all on the grid of the target."""
@@ -349,7 +350,7 @@ class _ComparisonRun:
             id, why = next(iter(doubtful.items()))
             raise MeasurementError(
                 f"{len(doubtful)} of {len(ids)} networks cannot be timed on {self.target.title}; {id}: {why}. What was "
-                "trained is kept: repeat the command on a quieter machine, or accept more interference with --allow 5%."
+                "trained is kept: repeat the command, or require less with --require."
             )
         date = pd.Timestamp.now().strftime("%Y-%m-%d")
         session = {**same, "date": date, "readings": {id: asdict(r) for id, r in found.items()}}
@@ -360,7 +361,13 @@ class _ComparisonRun:
         """Return whether the verdict of every latency budget is clear."""
         rows = self.folder.rows()
         judgements = (
-            judge(self.budgets[int(rows[id]["budget"])], found[id], found[DENSE], exact=False)
+            judge(
+                self.budgets[int(rows[id]["budget"])],
+                found[id],
+                found[DENSE],
+                exact=False,
+                confidence=self.refinement.confidence,
+            )
             for id in found.keys() & rows.keys()
             if rows[id]["kind"] == "latency"
         )

@@ -76,8 +76,8 @@ def allocate(
         refinement: How keep ratios become a network.
 
     Returns:
-        The network, its plan and its certificate. A measurement of the result that cannot be trusted is no error: the
-        verdict is then INCONCLUSIVE, with the reason.
+        The network, its plan and its certificate. Where the measurement of the result cannot tell whether a budget is
+        met, the verdict is INCONCLUSIVE, and no error is raised.
 
     Raises:
         InfeasibleBudgetError: No configuration meets a budget; raised before anything is trained.
@@ -131,7 +131,7 @@ def allocate(
         recalibrate(found.model, data)
     else:
         quality = quality_on_synthetic_inputs(model, found.model, inputs, seed)
-    certificate = _certificate(constraints, best, len(candidates), quality)
+    certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
     names = list(groups.names)
     result = Allocation(
         model=found.model,
@@ -236,10 +236,10 @@ def _places(out: str | Path | None) -> tuple[Path | None, Path | None]:
 
 
 def _certificate(
-    constraints: Sequence[Constraint], best: Candidate, measurements: int, quality: Quality | None
+    constraints: Sequence[Constraint], best: Candidate, measurements: int, quality: Quality | None, confidence: float
 ) -> Certificate:
     entries = tuple(
-        entry_of(c.budget, c.meter, float(best.predicted[j]), best.readings[j], best.dense[j])
+        entry_of(c.budget, c.meter, float(best.predicted[j]), best.readings[j], best.dense[j], confidence)
         for j, c in enumerate(constraints)
     )
     versions = {package: importlib.metadata.version(package) for package in ("torch", "numpy", "scikit-learn")}

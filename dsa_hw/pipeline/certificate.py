@@ -11,13 +11,13 @@ from budgets import Budget
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.meters import Meter
 from dsa_hw.pipeline.quality import Quality
-from dsa_hw.pipeline.reading import Reading, Verdict, judge, limit_of, worst_verdict
+from dsa_hw.pipeline.reading import CONFIDENCE, Reading, Verdict, judge, limit_of, worst_verdict
 from dsa_hw.units import format_magnitude
 from dsa_hw.utils.text import percent
 
 __all__ = ["Certificate", "Entry", "entry_of"]
 
-_FORMAT = "dsa_hw certificate 1"
+_FORMAT = "dsa_hw certificate 2"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Entry:
         low: Lower end of the interval of ``measured``.
         high: Upper end of the interval of ``measured``.
         dense: The cost of the dense network in the same run.
-        utilisation: ``measured`` over ``limit``, with its 95% interval from ``least_used`` to ``most_used``.
+        utilisation: Share of the budget that is used, with its interval from ``least_used`` to ``most_used``. For a
+            budget in percent it follows from the measured ratio to the dense network, else from ``measured``.
         least_used: Lower end of the interval of ``utilisation``.
         most_used: Upper end of the interval of ``utilisation``.
         statistic: What ``measured`` is of the runs.
@@ -42,8 +43,9 @@ class Entry:
         target: Title of the target; "counted" where there is none.
         environment: Versions and settings of the measurement.
         verdict: Whether the budget is met.
-        doubt: Why the measurement cannot be trusted; None where it can.
+        doubt: Why the measurement cannot be used; None where it can.
         estimated: What estimated the cost where nothing was run.
+        confidence: Of the interval of ``utilisation``, which decides the verdict.
     """
 
     asked: str
@@ -65,6 +67,7 @@ class Entry:
     verdict: Verdict
     doubt: str | None = None
     estimated: str | None = None
+    confidence: float = CONFIDENCE
 
     def __str__(self) -> str:
         """Return, for example, ``latency <= 5 ms: predicted 4.91 ms, measured 4.93 ms [4.9, 4.96] ...: MET``."""
@@ -84,11 +87,22 @@ class Entry:
         else:
             text += f"counted {say(self.measured)}"
         used = f"{percent(self.utilisation)} of " if math.isfinite(self.utilisation) else ""
-        text += f", {used}{say(self.limit)}: {self.verdict}"
+        text += f", {used}{say(self.limit)}"
+        if used and self.runs and not self.estimated:
+            interval = f"{percent(self.least_used)} to {percent(self.most_used)}"
+            text += f" ({interval} with {percent(self.confidence, 0)} confidence)"
+        text += f": {self.verdict}"
         return f"{text} ({self.doubt})" if self.doubt else text
 
 
-def entry_of(budget: Budget, meter: Meter, predicted: float, reading: Reading, dense: Reading) -> Entry:
+def entry_of(
+    budget: Budget,
+    meter: Meter,
+    predicted: float,
+    reading: Reading,
+    dense: Reading,
+    confidence: float = CONFIDENCE,
+) -> Entry:
     """Judge a reading and write it down.
 
     Args:
@@ -97,11 +111,12 @@ def entry_of(budget: Budget, meter: Meter, predicted: float, reading: Reading, d
         predicted: The cost that the model predicted.
         reading: The cost of the pruned network.
         dense: The cost of the dense network in the same run.
+        confidence: Of the interval that decides.
 
     Returns:
         The entry of the certificate.
     """
-    found = judge(budget, reading, dense, exact=meter.exact)
+    found = judge(budget, reading, dense, exact=meter.exact, confidence=confidence)
     return Entry(
         asked=str(budget),
         budget=budget.to_dict(),
@@ -122,6 +137,7 @@ def entry_of(budget: Budget, meter: Meter, predicted: float, reading: Reading, d
         verdict=found.verdict,
         doubt=found.doubt,
         estimated=reading.estimated,
+        confidence=confidence,
     )
 
 
@@ -217,6 +233,10 @@ def _check(entry: Entry) -> None:
         raise ValueError(f"the budget {entry.budget['amount']} gives a limit of {limit!r}; got {entry.limit!r}")
     if math.isfinite(entry.utilisation) and not _close(entry.utilisation, entry.measured / entry.limit):
         raise ValueError(f"measured / limit is {entry.measured / entry.limit!r}; got {entry.utilisation!r}")
+    if not 0.5 <= entry.confidence < 1:
+        raise ValueError(f"the confidence must be from 0.5 to 1; got {entry.confidence!r}")
+    if math.isfinite(entry.utilisation) and not entry.least_used <= entry.utilisation <= entry.most_used:
+        raise ValueError(f"utilisation {entry.utilisation!r} is outside {entry.least_used!r} to {entry.most_used!r}")
     if entry.verdict == Verdict.MET and not (entry.doubt is None and entry.most_used <= 1):
         raise ValueError(f"the verdict is MET with a utilisation of up to {entry.most_used!r} ({entry.doubt})")
 
@@ -226,7 +246,9 @@ def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
 
 
-_NUMBERS = ("limit", "predicted", "measured", "low", "high", "dense", "utilisation", "least_used", "most_used")
+_NUMBERS = (
+    "limit", "predicted", "measured", "low", "high", "dense", "utilisation", "least_used", "most_used", "confidence",
+)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

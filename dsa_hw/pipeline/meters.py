@@ -1,7 +1,7 @@
 """Meters: how one cost of real networks is read, by counting or on a device.
 
-A meter reads several networks in one go, so that a device can interleave them: a network and the dense one are compared
-within one run and not across days.
+A meter reads several networks in one go, so that a device can interleave them: a network is compared with the dense
+one in runs next to each other, and not across days.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from typing import Any, Protocol
 from torch import nn
 
 from budgets.budget import Budget, CountedBudget, EstimatedEnergyBudget, MeasuredBudget
-from dsa_hw.channels import find_groups
+from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import BudgetError
 from dsa_hw.pipeline.reading import Reading
 from profilers import MeasuringRules
+from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.environment import environment
+from profilers.measuring.measurement import Measurement, Samples
+from profilers.measuring.sittings import anchor_widths
 from profilers.measuring.statistics import STATISTICS
-from profilers.networks.builder import load_module
-from profilers.profiling.job import bench_for
+from profilers.networks.builder import ConfigurationBuilder, loadable_module
+from profilers.networks.loaded import Loadable
+from profilers.profiling.job import bench_for, described
 from profilers.targets import Target
 
 __all__ = ["DENSE", "CountMeter", "Decided", "DeviceMeter", "Meter", "Seen", "meter_for", "rules_for"]
 
-DENSE = "dense"
-_PRECISION = 0.005  # half-width of an interval: what it covers of the budget cannot be used
+_ANCHOR = "anchor"
+_SITTING = 12.0  # seconds of one sitting at most; a longer reading is several sittings
+_FINE = 0.003  # half-width of a ratio's interval within a sitting that is precise enough
+_SHARE = 0.25  # of the variance between sittings: below it, a longer sitting tells no more
 
 Seen = Callable[[str, float], None]
 """Called with the name of the network just visited and the share of networks that are finished."""
@@ -136,9 +142,9 @@ class CountMeter:
 
 
 class DeviceMeter:
-    """Measures networks on a target in interleaved rounds.
+    """Measures networks on a target in interleaved rounds, as ratios to the dense network.
 
-    A network stays loaded while its name is asked for again with the same module, so the dense one is loaded once.
+    A network is exported once, as long as its name is asked for again with the same module.
     """
 
     exact = False
@@ -158,18 +164,20 @@ class DeviceMeter:
         Args:
             target: Where to measure.
             inputs: Example inputs of the networks.
-            rules: How to measure; the precision is at least that of a certificate.
+            rules: How to measure.
             seed: Seed of the order of runs.
             quantity: "latency" or "energy".
             counter: The energy counter; None finds the device's own.
         """
         self.target, self.title, self.quantity = target, target.title, quantity
-        self.rules = replace(rules, precision=min(rules.precision, _PRECISION))
+        self.rules = rules
         self._inputs, self._seed, self._counter = inputs, seed, counter
-        self._bench: Any = None
-        self._loaded: dict[str, tuple[nn.Module, Any]] = {}
+        self._benches: dict[str, Bench] = {}
+        self._prepared: dict[str, tuple[nn.Module, Loadable]] = {}
         # A missing energy counter must be found before anything is profiled; a clock is always there.
-        self.environment: Mapping[str, str] = environment(target) if quantity == "latency" else self._made().environment
+        self.environment: Mapping[str, str] = (
+            environment(target) if quantity == "latency" else self._bench(None).environment
+        )
 
     @classmethod
     def of(
@@ -187,51 +195,84 @@ class DeviceMeter:
     ) -> dict[str, Reading]:
         """Measure seconds or joules of each network; see `Meter.read`.
 
-        Where ``decided`` says no, the precision that is aimed at is halved and measuring goes on with the runs so far.
-        Each halving takes about four times the runs, so that there are few looks at the data.
+        The network that is called `DENSE`, or else the last one, is what the others are compared with. Where
+        ``decided`` says no, more sittings follow. It is asked after 1, 2, 4, ... of them, and the intervals allow for
+        every look.
         """
-        kept = {name: pair for name, pair in self._loaded.items() if networks.get(name) is pair[0]}
+        names = [*networks]
+        pivot = DENSE if DENSE in networks else names[-1]
+        groups = self._prepare_dense(networks[DENSE]) if pivot == DENSE and self.target.estimated is None else None
         for name, model in networks.items():
-            if name not in kept:
-                kept[name] = (model, load_module(model, self._inputs, self.target))
-        self._loaded = kept
-        loaded = {name: kept[name][1] for name in networks}
-        bench = self._made()
-        finished: set[str] = set()
+            if name not in self._prepared or self._prepared[name][0] is not model:
+                self._prepared[name] = (model, loadable_module(model, self._inputs, self.target))
+        self._prepared = {name: self._prepared[name] for name in self._prepared if name in networks or name == _ANCHOR}
+        others = {name: self._prepared[name][1] for name in names if name != pivot}
+        if groups is not None:
+            others[_ANCHOR] = self._prepared[_ANCHOR][1]
+        bench = self._bench(groups)
+        rules = bench.rules
+        if self.quantity == "latency":  # few networks are measured: more of each
+            rules = replace(rules, least_seconds=max(rules.least_seconds, 0.5), least_blocks=max(rules.least_blocks, 3))
 
-        def visited(name: str, _: Any, measurement: Any) -> None:
-            if measurement.finished:
-                finished.add(name)
-            if seen is not None:
-                seen(name, len(finished) / len(loaded))
+        def enough(found: Mapping[str, Measurement]) -> bool:
+            return all(_fine(m) for name, m in found.items() if name != DENSE)
 
         # An energy counter that is updated ten times a second needs minutes, whatever the limit.
-        longest = max(limit, bench.least_seconds(len(loaded)))
-        end = bench.now() + longest
-        found = bench.measure(loaded, limit=longest, on_visit=visited)
-        readings = _readings(found)
-        while decided is not None and not decided(readings) and (left := end - bench.now()) > 0:
-            widest = max(m.halfwidth for m in found.values())
-            if not widest > 0:
-                break  # estimated, not measured: a repetition gives the same
-            rules = replace(self.rules, precision=min(widest, self.rules.precision) / 2)
-            earlier = {name: m.samples for name, m in found.items()}
-            found = bench.measure(loaded, limit=left, earlier=earlier, on_visit=visited, rules=rules)
-            readings = _readings(found)
-        return readings
+        longest = max(limit, bench.least_seconds(len(others)))
+        begin = bench.now()
+        runs: dict[str, Samples] = {}
+        sitting = 0
+        while True:
+            left = longest - (bench.now() - begin)
+            part = bench.measure(
+                others,
+                self._prepared[pivot][1],
+                limit=min(left, max(_SITTING, bench.least_seconds(len(others)))),
+                sitting=sitting,
+                on_round=lambda new: seen(next(iter(new)), min((bench.now() - begin) / longest, 1.0)) if seen else None,
+                enough=enough,
+                rules=rules,
+            )
+            sitting += 1
+            if _ANCHOR in part:
+                bench.record(part[_ANCHOR])
+            for name, m in part.items():
+                runs[name] = Samples.joined([runs[name], m.samples]) if name in runs else m.samples
+            over = decided is None or self.target.estimated is not None or bench.now() - begin >= longest
+            if over or sitting & (sitting - 1) == 0:
+                look = sitting.bit_length() + (sitting & (sitting - 1) > 0) if decided is not None else 0
+                found = bench.judged(runs, rules, look)
+                readings = {name: _reading(found[DENSE if name == pivot else name]) for name in names}
+                if over or (decided is not None and decided(readings)):
+                    return readings
 
-    def _made(self) -> Any:
-        if self._bench is None:
-            options = {"rules": self.rules, "seed": self._seed}
-            self._bench = bench_for(self.quantity, self.target, counter=self._counter, **options)
-        return self._bench
+    def _prepare_dense(self, dense: nn.Module) -> ChannelGroups:
+        """Export the dense network once, for itself and for its anchor, and return its groups."""
+        if _ANCHOR not in self._prepared or self._prepared[_ANCHOR][0] is not dense:
+            self._groups = find_groups(dense, self._inputs)
+            builder = ConfigurationBuilder(dense, self._groups, self._inputs, self.target)
+            self._prepared[DENSE] = (dense, builder.loadable(self._groups.sizes.tolist()))
+            self._prepared[_ANCHOR] = (dense, builder.loadable(anchor_widths(self._groups.sizes)))
+        return self._groups
+
+    def _bench(self, groups: ChannelGroups | None) -> Bench:
+        key = groups.fingerprint if groups is not None else ""
+        if key not in self._benches:
+            network = (key, described(self._inputs)) if key else None
+            options = {"rules": self.rules, "seed": self._seed, "network": network}
+            self._benches[key] = bench_for(self.quantity, self.target, counter=self._counter, **options)
+        return self._benches[key]
 
 
-def _readings(found: Mapping[str, Any]) -> dict[str, Reading]:
-    return {
-        name: Reading(
-            m.value, m.low, m.high, m.runs, m.rules.statistic, m.doubt, m.estimated,
-            None if m.flaw else m.own, m.rules.worst,
-        )
-        for name, m in found.items()
-    }  # fmt: skip
+def _fine(m: Measurement) -> bool:
+    """Return whether a longer sitting would not make the interval noticeably narrower."""
+    if not m.rules.paired:
+        return m.finished
+    return m.within.variance <= _SHARE * m.scatter.at(m.within.log) or m.within.halfwidth() <= _FINE
+
+
+def _reading(m: Measurement) -> Reading:
+    return Reading(
+        m.value, m.low, m.high, m.runs, m.rules.statistic, m.doubt, m.estimated,
+        cost=m.absolute if m.runs else None, share=m.ratio if m.runs else None, look=m.look,
+    )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dsa_hw.pipeline.reading import CONFIDENCE
+
 if TYPE_CHECKING:
     from dsa_hw.channels.importance import Importance
     from profilers import MeasuringRules
@@ -23,8 +25,7 @@ class ProfileOptions:
         holdout: Configurations to measure and test the fit with.
         grid: Step of the sampled widths in channels. "auto" finds the widths that the target runs efficiently.
         time_limit: Seconds for the profile. A measurement of a candidate network gets a sixth of it, at most 60 s.
-        rules: How runs are accepted and when measuring stops, for example ``MeasuringRules.allowing(0.05)`` on a busy
-            machine. None uses the defaults.
+        rules: What is measured and when measuring stops. None uses the defaults.
         force: Whether to use a cost model file of another network, target or runtime version.
         name: The name of the network in the store. None uses the name of its class.
 
@@ -57,8 +58,10 @@ class RefinementOptions:
         importance: Which channels matter most: "gamma", "l1", "l2", a function, or "auto" for the method's choice.
         most: Largest number of networks to measure.
         use: Share of the budget that is enough; below it another network is tried.
+        confidence: Of the interval that must be within the limit. The network is chosen so that another measurement is
+            likely to say so too. More confidence leaves more of the budget unused.
         first: Margin below the limit before any interval is known.
-        extra: Margin added to the widest interval so far.
+        extra: Margin added to that of the intervals.
         widest: Largest margin.
         constant: Prior standard deviation of an error common to all networks (see `CorrectedCost`).
         slope: Prior standard deviation of an error that grows with the logarithm of the cost.
@@ -75,9 +78,10 @@ class RefinementOptions:
     importance: str | Importance = field(default="auto")
     most: int = 6
     use: float = 0.97
-    first: float = 0.01
-    extra: float = 0.003
-    widest: float = 0.05
+    confidence: float = CONFIDENCE
+    first: float = 0.02
+    extra: float = 0.002
+    widest: float = 0.12
     constant: float = 0.1
     slope: float = 0.1
     local: float = 0.03

@@ -1,23 +1,28 @@
 """Readings of a cost, and their judgement against a budget.
 
-A verdict compares intervals, never single numbers. Where the budget is a share of the dense network, the limit is
-that share of the cost of the dense network in the same interleaved run, and the uncertainties of both count.
+A verdict compares intervals, never single numbers. Where the budget is a share of the dense network, it is compared
+with the measured ratio to the dense network, in runs next to each other; the time of the dense network does not matter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dsa_hw.utils.text import percent
+from profilers.measuring.statistics import Estimate, confidence_at_look
 
 if TYPE_CHECKING:
     from budgets import Budget
 
-__all__ = ["Judgement", "Reading", "Verdict", "judge", "limit_of", "worst_verdict"]
+__all__ = ["CONFIDENCE", "Judgement", "Reading", "Verdict", "judge", "limit_of", "worst_verdict"]
+
+
+CONFIDENCE = 0.9
+"""Of the interval that decides a verdict, unless the user chooses another."""
+_NORMAL = 1.96  # standard deviations to each side of a 95% interval
 
 
 class Verdict(StrEnum):
@@ -29,11 +34,11 @@ class Verdict(StrEnum):
     """
 
     MET = "MET"
-    """The whole 95% interval is within the limit."""
+    """The whole interval is within the limit."""
     NOT_MET = "NOT MET"
     """The whole interval is above the limit."""
     INCONCLUSIVE = "INCONCLUSIVE"
-    """The interval contains the limit, or the measurement cannot be trusted."""
+    """The interval contains the limit, or there is no measurement as precise as required."""
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
@@ -54,11 +59,11 @@ class Reading:
         high: Upper end of its 95% interval.
         runs: Number of runs; 0 where nothing had to be run.
         statistic: What ``value`` is of the runs.
-        doubt: Why the reading cannot be trusted; None where it can.
+        doubt: Why the reading cannot be used; None where it can.
         estimated: What estimated the value where nothing was run, for example "estimated by Vela 4.2".
-        felt: Where the only doubt is interference during the whole session: the share by which it inflates this
-            network, and its standard error.
-        allowed: The largest inflation that the measuring rules allow.
+        cost: The value with its error, where it was measured.
+        share: The ratio to the dense network with its error, where it was measured.
+        look: Which look at growing data this is, where looks decide whether to go on; 0 where they do not.
     """
 
     value: float
@@ -68,8 +73,15 @@ class Reading:
     statistic: str = "count"
     doubt: str | None = None
     estimated: str | None = None
-    felt: tuple[float, float] | None = None
-    allowed: float = 0.0
+    cost: Estimate | None = None
+    share: Estimate | None = None
+    look: int = 0
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Reading:
+        """Read what ``dataclasses.asdict`` made of a reading."""
+        parts = {name: Estimate(**content[name]) if content[name] else None for name in ("cost", "share")}
+        return cls(**{**content, **parts})
 
     @property
     def usable(self) -> bool:
@@ -82,23 +94,14 @@ class Reading:
             return math.inf, math.inf
         return 1 - self.low / self.value, self.high / self.value - 1
 
-    def doubt_beside(self, other: Reading | None) -> str | None:
-        """Return why the ratio to ``other`` from the same interleaved run cannot be trusted; without one, ``doubt``.
-
-        (1 + a) / (1 + b) is off by about a - b: only the difference of the two inflations matters, with two standard
-        errors of it.
-        """
-        doubt = self.doubt or (other.doubt if other is not None else None)
-        if doubt is None or other is None or self.felt is None or other.felt is None:
-            return doubt
-        (mine, error), (its, another) = self.felt, other.felt
-        apart, allowed = abs(mine - its) + 2 * math.hypot(error, another), max(self.allowed, other.allowed)
-        if apart <= allowed:
-            return None
-        return (
-            f"interference may have slowed the two networks by different amounts (up to {percent(apart)}; tolerance "
-            f"{percent(allowed)})"
-        )
+    def estimate(self) -> Estimate:
+        """Return the value with its error, from its interval where nothing better is known."""
+        if self.cost is not None or not self.usable:
+            return self.cost or Estimate(math.nan, math.inf, 1.0)
+        if not 0 < self.low <= self.high < math.inf:
+            return Estimate(math.log(self.value), math.inf, 1.0)
+        below, above = math.log(self.value / self.low), math.log(self.high / self.value)
+        return Estimate(math.log(self.value), (max(below, above) / _NORMAL) ** 2)
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,9 @@ class Judgement:
         verdict: Whether the budget is met.
         limit: The limit in force, in base units.
         used: The value over the limit; NaN where there is none.
-        low: Lower end of the 95% interval of ``used``.
-        high: Upper end of the 95% interval of ``used``.
-        doubt: Why the reading cannot be trusted; None where it can.
+        low: Lower end of the interval of ``used``.
+        high: Upper end of the interval of ``used``.
+        doubt: Why the reading cannot be used; None where it can.
     """
 
     verdict: Verdict
@@ -127,32 +130,36 @@ def limit_of(budget: Budget, dense: float) -> float:
     return budget.quantity.magnitude * (dense if budget.relative else 1.0)
 
 
-def judge(budget: Budget, reading: Reading, dense: Reading, *, exact: bool) -> Judgement:
+def judge(
+    budget: Budget, reading: Reading, dense: Reading, *, exact: bool, confidence: float = CONFIDENCE
+) -> Judgement:
     """Judge a reading against its budget.
 
     Args:
         budget: The budget.
         reading: The cost of the pruned network.
         dense: The cost of the dense network in the same run.
-        exact: Whether the cost is counted, so that the dense network adds no uncertainty.
+        exact: Whether the cost is counted, so that nothing is uncertain.
+        confidence: Of the interval that must be on one side of the limit. Each side is wrong with half of the rest.
 
     Returns:
-        The verdict with the limit and the share of it that is used. The two readings are independent, so their
-        relative uncertainties add in squares.
+        The verdict with the limit and the share of it that is used.
     """
     limit = limit_of(budget, dense.value)
-    reference = dense if budget.relative and not exact else None
-    doubt = reading.doubt_beside(reference)
     if not reading.usable or not limit > 0:
-        return Judgement(Verdict.INCONCLUSIVE, limit, math.nan, 0.0, math.inf, doubt)
-    below, above = reading.sides()
-    if reference is not None:
-        other = reference.sides()
-        below, above = math.hypot(below, other[1]), math.hypot(above, other[0])
+        return Judgement(Verdict.INCONCLUSIVE, limit, math.nan, 0.0, math.inf, reading.doubt)
     used = reading.value / limit
-    low, high = used * max(1 - below, 0.0), used * (1 + above)
-    if doubt is not None or low <= 1 < high:
+    if exact:
+        low = high = used
+    else:
+        found = reading.estimate()
+        if budget.relative:
+            found = reading.share if reading.share is not None else found.over(dense.estimate())
+            used = found.value / budget.quantity.magnitude
+        level = confidence_at_look(confidence, reading.look)
+        low, high = (used * side for side in Estimate(0.0, found.variance, found.freedom).interval(level))
+    if reading.doubt is not None or low <= 1 < high:
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.MET if high <= 1 else Verdict.NOT_MET
-    return Judgement(verdict, limit, used, low, high, doubt)
+    return Judgement(verdict, limit, used, low, high, reading.doubt)

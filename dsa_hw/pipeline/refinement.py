@@ -4,12 +4,14 @@ A cost model fitted to a few dozen configurations is off by some percent at any 
 measured, the model is corrected by all measurements so far (`CorrectedCost`), and the same keep ratios are projected
 and rounded again (`WidthSearch`). Nothing is trained again. The correction moves the limit and not the direction: the
 keep ratios are projected on the uncorrected F, to the limit at which the corrected cost of the rounded network is
-right. Candidates aim a little below the limit, because the whole interval of the measurement must be below it.
+right. Candidates aim below the limit by twice the reach of the interval: once so that the whole interval is below it,
+and once so that the interval of another measurement, on another day, is likely to be below it too.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,9 @@ from dsa_hw.utils.arrays import Bools, Floats, Ints
 __all__ = ["Candidate", "Candidates", "Measure", "best_candidate", "candidates_table", "find_network", "refine"]
 
 _log = logging.getLogger(__name__)
+
+_AGAIN = 0.8  # of the reach of the interval, besides the interval itself, below the limit
+_CLOSE = 0.01  # of the budget below the aim is close enough
 
 Measure = Callable[[Ints], tuple[Sequence[Reading], Sequence[Reading]]]
 """Widths (K,) -> J readings of that network, and J of the dense network in the same run."""
@@ -66,11 +71,16 @@ class Candidate:
         return max(j.used for j in self.judgements)
 
     @property
+    def clear(self) -> bool:
+        """Whether the budgets are met by so much that another measurement is likely to say so too."""
+        return self.verdict == Verdict.MET and all(j.high + _AGAIN * (j.high - j.used) <= 1 for j in self.judgements)
+
+    @property
     def rank(self) -> tuple[int, float]:
-        """Larger is better: budgets met first, then well used; of those over the budget, the least."""
-        met = {Verdict.MET: 2, Verdict.INCONCLUSIVE: 1, Verdict.NOT_MET: 0}[self.verdict]
+        """Larger is better: clearly met, then met, each well used; of those over the budget, the least."""
+        met = {Verdict.MET: 2, Verdict.INCONCLUSIVE: 1, Verdict.NOT_MET: 0}[self.verdict] + self.clear
         used = self.utilisation if np.isfinite(self.utilisation) else np.inf
-        return met, used if met == 2 else -used
+        return met, used if met >= 2 else -used
 
 
 def best_candidate(candidates: Sequence[Candidate]) -> Candidate:
@@ -196,9 +206,7 @@ def refine(
             if not found:
                 raise
             widths = search.least  # the corrected model says that not even this is enough: measure it once
-        # Measuring the same network again helps once, where the first measurement could not be trusted.
-        doubtful = found and any(reading.doubt for reading in found[-1].readings)
-        if seen[tuple(widths.tolist())] >= (2 if doubtful else 1):
+        if seen[tuple(widths.tolist())]:
             best = best_candidate(found)
             window = min(options.use / (1 - margins.max()), 1.0), 1.0
             other = search.neighbour(best.widths, aims, window, seen) if best.verdict == Verdict.MET else None
@@ -209,11 +217,11 @@ def refine(
         predicted = aims.at_widths(widths)
         readings, dense = measure(widths)
         judgements = tuple(
-            judge(c.budget, reading, whole, exact=c.meter.exact)
+            judge(c.budget, reading, whole, exact=c.meter.exact, confidence=options.confidence)
             for c, reading, whole in zip(constraints, readings, dense, strict=True)
         )
         found.append(Candidate(widths, predicted, tuple(readings), tuple(dense), judgements))
-        if found[-1].verdict == Verdict.MET and found[-1].utilisation >= options.use:
+        if found[-1].clear and found[-1].utilisation >= min(options.use, 1 - float(margins.max()) - _CLOSE):
             break
         limits = np.array([_limit(constraints, found, j) for j in range(len(constraints))])
         costs = [_corrected(constraints[j], found, sizes, j, options) for j in range(len(constraints))]
@@ -244,20 +252,23 @@ def candidates_table(constraints: Sequence[Constraint], candidates: Sequence[Can
 
 
 def _limit(constraints: Sequence[Constraint], found: Sequence[Candidate], j: int) -> float:
-    """Return the limit to aim at next: for a relative budget the mean over all runs of the dense network."""
+    """Return the limit to aim at next; that of a relative budget is a share of the predicted dense cost."""
+    if constraints[j].budget.relative:
+        return constraints[j].limit
     limits = [c.judgements[j].limit for c in found]
     seen = [limit for limit in limits if np.isfinite(limit) and limit > 0]
     return float(np.exp(np.mean(np.log(seen)))) if seen else constraints[j].limit
 
 
 def _margins(found: Sequence[Candidate], exact: Bools, options: RefinementOptions) -> Floats:
-    """Return how far below the limit to aim (J,): the part of the interval above the value, and a little more."""
+    """Return how far below the limit to aim (J,): twice the part of the interval above the value, and a little more."""
     margin = np.full(exact.size, options.first)
     if found:
         above = np.array([[j.high / j.used - 1 for j in c.judgements] for c in found])
         above = above[np.isfinite(above).all(-1)]
         if len(above):
-            margin = np.clip(above.max(0) + options.extra, options.extra, options.widest)
+            reach = np.median(above, axis=0)
+            margin = np.clip((1 + _AGAIN) * reach + options.extra, options.extra, options.widest)
     return np.where(exact, 0.0, margin)
 
 
@@ -270,15 +281,28 @@ def _corrected(
     for candidate in found:
         for widths, reading in ((candidate.widths, candidate.readings[j]), (sizes, candidate.dense[j])):
             if reading.usable:
+                value, error = _value(constraint, reading, candidate.dense[j])
                 points.append(widths / sizes)
-                values.append(reading.value)
-                side = np.clip(max(reading.sides()), options.noise, 0.2)
-                noise.append(max(float(side) / 2, options.noise) * (3 if reading.doubt else 1))
+                values.append(value)
+                noise.append(float(np.clip(error, options.noise, 0.2)))
     if not points:
         return constraint.cost
     array = np.array(points)
     predicted = CostSet([constraint.cost], sizes).at_widths(np.rint(array * sizes).astype(np.int64))[:, 0]
     return CorrectedCost(constraint.cost, array, np.log(np.array(values) / predicted), np.array(noise), options)
+
+
+def _value(constraint: Constraint, reading: Reading, dense: Reading) -> tuple[float, float]:
+    """Return the cost of a network in the unit of the cost model, and the standard deviation of its logarithm.
+
+    For a relative budget it is the measured ratio times the predicted dense cost: how fast the machine is today does
+    not matter.
+    """
+    found = reading.estimate()
+    if constraint.budget.relative:
+        found = reading.share if reading.share is not None else found.over(dense.estimate())
+        return found.value * constraint.dense, math.sqrt(found.variance)
+    return reading.value, math.sqrt(found.variance)
 
 
 def _sentence(constraints: Sequence[Constraint], candidate: Candidate) -> str:

@@ -184,7 +184,7 @@ def _measured(then: Entry, budget: Budget, meter: Meter, networks: Mapping[str, 
     """Measure until the verdict is clear or the time is used up."""
 
     def entry(found: Mapping[str, Reading]) -> Entry:
-        return entry_of(budget, meter, then.predicted, found["pruned"], found[DENSE])
+        return entry_of(budget, meter, then.predicted, found["pruned"], found[DENSE], then.confidence)
 
     return entry(meter.read(networks, time_limit, decided=lambda found: entry(found).verdict != Verdict.INCONCLUSIVE))
 

@@ -33,8 +33,8 @@ class Bar:
     def __call__(self, event: Any) -> None:
         """Show an event."""
         notes = [event.what] if event.what else []
-        if event.accepted is not None:
-            notes.append(f"{percent(event.accepted, 0)} of runs accepted")
+        if event.interval is not None:
+            notes.append(f"intervals +/-{percent(event.interval)}")
         self.say(event.stage, event.done, ", ".join(notes))
 
     def say(self, stage: str, done: float | None = None, note: str = "") -> None:

@@ -1,7 +1,8 @@
 """A type of board as a target, and the bench of its boards.
 
 The profiling job is the same as on one device; only loading and measuring differ. Loading a network keeps its ONNX
-file. Measuring divides the networks into batches, each of which is measured by one idle board.
+file. Measuring divides the networks into batches, each of which is measured by one idle board together with the dense
+network.
 """
 
 from __future__ import annotations
@@ -10,32 +11,36 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError
+from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.text import one_line
 from profilers.fleet import on_worker, tasks
 from profilers.fleet.members import BoardType, Fleet, FleetMember
-from profilers.measuring.bench import Bench
+from profilers.measuring.bench import DENSE, Bench, Enough, OnRound
 from profilers.measuring.measurement import Measurement, Samples
-from profilers.measuring.reference import Reference
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.statistics import order_of, quantile
+from profilers.networks.loaded import Loadable
 from profilers.targets import Loaded, Target, resolve
 
 __all__ = ["FleetBench", "FleetTarget", "SlowFleetTarget"]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _BATCH = 8  # networks that a board measures in turns; a lost board costs the time of one batch
 _BATCH_BYTES = 2**28  # largest message
 _PATIENCE = 60.0  # seconds to wait for a board when none is left
 _LOSSES = 3  # lost boards after which a batch is given up
+_ALIKE = 0.1  # relative difference of the dense network's time between boards of one type that is not reported
+_SITTINGS = 10**6  # batches of a sitting at most; their numbers must differ from those of other sittings
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +54,14 @@ def _nothing() -> None:
 
 
 class _FleetDevice:
-    """The state of the boards; they measure batches, never single visits."""
+    """The state of the boards; they measure batches, never single steps."""
 
     def __init__(self, board_type: BoardType) -> None:
         self._board_type = board_type
         self.disturbed: str | None = None
 
-    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[NDArray[np.float64], float]]:
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[Floats]:
         raise MeasurementError("A board of a fleet measures batches, not single steps.")
-
-    def scan(self, control: Loaded, seconds: float, least: int) -> NDArray[np.float64]:
-        raise MeasurementError("A board of a fleet scans its own control.")
 
     def busiest_process(self) -> str | None:
         """Return what disturbed a board last."""
@@ -75,79 +77,145 @@ class _Batch:
     """Networks that one board measures together; ``seen`` are the boards that tried, ``errors`` their errors."""
 
     names: list[str]
+    measured: bool = False
     seen: set[str] = field(default_factory=set)
     losses: int = 0
     errors: list[str] = field(default_factory=list)
 
 
+class _Work:
+    """What one call of `FleetBench.measure` distributes; a network is built when it is sent for the first time.
+
+    Args:
+        networks: Networks by name.
+        dense: The dense network.
+        sitting: The number of the call's sitting.
+        end: When to stop, by the clock of the bench.
+        keep: Takes the runs that a board made.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str, Loadable],
+        dense: Loadable,
+        sitting: int,
+        end: float,
+        keep: Callable[[FleetMember, dict[str, Samples]], None],
+    ) -> None:
+        self.sitting, self.end, self.keep = sitting, end, keep
+        self._networks = {**networks, DENSE: dense}
+        self._content: dict[str, on_worker.Content] = {}
+
+    def content(self, name: str) -> on_worker.Content:
+        """Return a network as it is sent."""
+        if name not in self._content:
+            loaded = self._networks[name].load()
+            assert isinstance(loaded, _FleetNetwork)
+            self._content[name] = (loaded.artefact, loaded.inputs)
+        return self._content[name]
+
+
 class FleetBench(Bench):
     """A bench that measures on all boards of a type.
 
-    Its reference is their lowest control.
+    A board measures a batch of networks as a bench of its own does, each run between two runs of the dense network.
+    Every batch is a sitting, since it is measured by another process.
     """
 
     def __init__(self, target: FleetTarget, **options: Any) -> None:
-        options = {
-            **options,
-            "environment": target.board_type.environment,
-            "references": on_worker.InMemoryReferences(),
-        }
-        super().__init__(target, control=Loaded.exact(1.0), **options)
+        super().__init__(target, **{**options, "environment": target.board_type.environment})
         self.fleet, self.board_type = target.fleet, target.board_type
         self._seed = int(options.get("seed", 0))
         self._batches = 0
+        self._unequal: set[str] = set()
 
-    def calibrate(self, seconds: float = 0.5) -> Reference:
-        """Return the lowest control of the boards.
-
-        They ran it when they were described.
-        """
-        lowest = min(
-            (float(b.about["control"]) for b in self.board_type.members.values()), default=self.board_type.control
-        )
-        return self._lower(lowest)
-
-    def _lower(self, seconds: float) -> Reference:
-        if self._reference is None or seconds < self._reference.seconds:
-            self._reference = Reference(seconds, time.strftime("%Y-%m-%d"))
-        return self._reference
-
-    def warm_up(self, loaded: Loaded, limit: float = 2.0) -> float:
-        """Do nothing: boards warm up their networks."""
-        return 0.0
-
-    def wait_until_quiet(
-        self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
-    ) -> bool:
-        """Do not wait: other boards may be undisturbed."""
-        return True
-
-    def measure_once(
+    def measure(
         self,
-        networks: Mapping[str, Loaded],
+        networks: Mapping[str, Loadable],
+        dense: Loadable,
         *,
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
-        on_visit: Callable[[str, Samples, Measurement], None] | None = None,
+        sitting: int = 0,
+        on_round: OnRound | None = None,
+        enough: Enough | None = None,
         rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
-        """Measure as `Bench.measure_once`.
+        """Measure as `Bench.measure` does; every network is measured at least once.
 
-        ``on_visit`` gets all runs of a network that one board made.
+        Args:
+            networks: Networks by name.
+            dense: The network that every run is compared with.
+            limit: Seconds after which no network is measured for a second time.
+            earlier: Runs of the same environment that are counted in, by name; those of the dense network as `DENSE`.
+            sitting: Number of this sitting; the sittings of its batches have numbers that follow from it.
+            on_round: Called with all runs of a batch that a board measured.
+            enough: Asked after 2, 4, 8, ... blocks of every network whether to stop.
+            rules: The rules of measuring; those of the bench if None.
+
+        Returns:
+            A measurement of each network and of the dense one.
         """
         rules = rules or self.rules
-        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
-        hidden = dict.fromkeys(networks, 0.0)
+        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in (DENSE, *networks)}
+        speeds: dict[str, list[Floats]] = {}
 
-        def judged(name: str) -> Measurement:
-            reference, samples = self.reference.seconds, Samples.joined(parts[name])
-            title, about = self.target.title, self.environment
-            return Measurement(name, title, samples, reference, rules, about, hidden[name])
+        def judged(look: int = 1) -> dict[str, Measurement]:
+            return self.judged({name: Samples.joined(p) for name, p in parts.items()}, rules, look)
 
-        pending = [name for name in networks if not judged(name).finished]
-        queue = deque(self._cut(networks, pending))
+        def unfinished(names: Iterable[str]) -> list[str]:
+            found = judged()
+            return [name for name in names if not found[name].finished]
+
+        def keep(member: FleetMember, new: dict[str, Samples]) -> None:
+            speeds.setdefault(member.name, []).append(new[DENSE].values)
+            if self.target.estimated is not None and parts[DENSE]:
+                del new[DENSE]  # every board computes the same
+            for name, samples in new.items():
+                parts[name].append(samples)
+            if on_round is not None:
+                on_round(new)
+
+        def rest_of(names: Sequence[str]) -> MeasuringRules:
+            have = min(Samples.joined(parts[name]).blocks for name in names)
+            fewest, most = (max(blocks - have, 1) for blocks in (rules.least_blocks, rules.most_blocks))
+            return replace(rules, least_blocks=fewest, most_blocks=most)
+
+        names, end = list(networks) or [DENSE], self._clock() + limit
+        work = _Work(networks, dense, sitting, end, keep)
+        if enough is None or self.target.estimated is not None:
+            self._distribute(work, unfinished(names), rest_of, unfinished)
+            self._compare(speeds)
+            return judged()
+        look, blocks = 1, 0
+        while True:
+            more = max(2**look, rules.least_blocks, blocks + 1) - blocks
+            self._distribute(work, names, _always(replace(rules, least_blocks=more, most_blocks=more)), _always([]))
+            blocks += more
+            found = judged(look)
+            if self._clock() >= end or enough(found):
+                self._compare(speeds)
+                return found
+            look += 1
+
+    def _distribute(
+        self,
+        work: _Work,
+        names: Sequence[str],
+        rules_of: Callable[[Sequence[str]], MeasuringRules],
+        unfinished: Callable[[Sequence[str]], list[str]],
+    ) -> None:
+        """Let the boards measure networks until none is unfinished or the time is over.
+
+        Args:
+            work: The networks, and what becomes of their runs.
+            names: The networks to measure.
+            rules_of: Returns the rules for a batch.
+            unfinished: Returns the networks of a measured batch that need more runs.
+        """
+        queue = deque(self._cut(work, names))
         running: dict[Any, tuple[FleetMember, _Batch]] = {}
-        end, alone = time.monotonic() + limit, time.monotonic()
+        alone = self._clock()
         try:
             while queue or running:
                 if self.fleet.stop.is_set():
@@ -155,21 +223,19 @@ class FleetBench(Bench):
                 self.fleet.update()
                 members = list(self.board_type.members.values())
                 busy = {member for member, _ in running.values()}
-                alone = time.monotonic() if members else alone
-                if not members and time.monotonic() - alone > _PATIENCE:
+                alone = self._clock() if members else alone
+                if not members and self._clock() - alone > _PATIENCE:
                     raise MeasurementError(
                         f"No board of {self.board_type} is left, and none came back within {_PATIENCE:.0f} s. All "
                         "measurements so far are stored: start workers, and run the same command again."
                     )
-                left = end - time.monotonic()
-                if left <= 0:
-                    queue.clear()
+                left = max(work.end - self._clock(), 0.0)
+                if not left:
+                    queue = deque(batch for batch in queue if not batch.measured)
                 for member in members:
                     if member not in busy and (batch := _next(queue, member, len(members))) is not None:
-                        # Another board may have to repeat the batch if this one is disturbed.
-                        rounds = max(math.ceil((len(queue) + 1) / len(members)), 2 if len(members) > 1 else 1)
-                        given = {name: Samples.joined(parts[name]) for name in batch.names if parts[name]}
-                        running[self._submit(member, batch, networks, rules, left / rounds, given)] = (member, batch)
+                        share = left / math.ceil((len(queue) + 1) / len(members))
+                        running[self._submit(member, batch, work, rules_of(batch.names), share)] = (member, batch)
                 present = set(self.board_type.members.values())
                 for future, (member, batch) in list(running.items()):
                     if future.done() and future.status == "finished":
@@ -179,17 +245,10 @@ class FleetBench(Bench):
                             _failed(batch, member, found["error"], len(members))
                             queue.append(batch)
                             continue
-                        self._lower(float(found["reference"]))
                         self._note(found["busiest"], member)
-                        for name in batch.names:
-                            hidden[name] = max(hidden[name], float(found["hidden"][name]))
-                            new = on_worker.unpack_samples(found["samples"][name])
-                            if len(new):
-                                parts[name].append(new)
-                                if on_visit is not None:
-                                    on_visit(name, new, judged(name))
+                        work.keep(member, self._numbered(found["samples"]))
                         batch.seen.add(member.address)
-                        batch.names = [name for name in batch.names if not judged(name).finished]
+                        batch.measured, batch.names = True, unfinished(batch.names)
                         if batch.names:
                             queue.append(batch)
                     elif future.done() or member not in present:
@@ -200,44 +259,51 @@ class FleetBench(Bench):
         finally:
             for future in running:
                 future.cancel()
-        return {name: judged(name) for name in networks}
 
-    def _cut(self, networks: Mapping[str, Loaded], names: Sequence[str]) -> list[_Batch]:
+    def _cut(self, work: _Work, names: Sequence[str]) -> list[_Batch]:
         """Divide networks into equal batches, at least two for each board, to limit delays by slow ones."""
         members = max(len(self.board_type.members), 1)
-        largest = max((len(self._kept(networks[name]).artefact) for name in names), default=1)
+        largest = max((len(work.content(name)[0]) for name in names), default=1)
         size = min(max(math.ceil(len(names) / (2 * members)), 1), _BATCH, max(_BATCH_BYTES // max(largest, 1), 1))
         return [_Batch(list(names[i : i + size])) for i in range(0, len(names), size)]
 
-    @staticmethod
-    def _kept(loaded: Loaded) -> _FleetNetwork:
-        assert isinstance(loaded, _FleetNetwork)
-        return loaded
-
-    def _submit(
-        self,
-        member: FleetMember,
-        batch: _Batch,
-        networks: Mapping[str, Loaded],
-        rules: MeasuringRules,
-        limit: float,
-        earlier: Mapping[str, Samples],
-    ) -> Any:
+    def _submit(self, member: FleetMember, batch: _Batch, work: _Work, rules: MeasuringRules, limit: float) -> Any:
         self._batches += 1
-        kept = {name: self._kept(networks[name]) for name in batch.names}
-        _log.info("%s measures %d networks.", member, len(kept))
+        _log.info("%s measures %d networks.", member, len(batch.names))
         return self.fleet.submit(
             member,
             tasks.measure_batch,
             member.resource,
             self.target.precision,
             self.target.threads,
-            {name: (network.artefact, network.inputs) for name, network in kept.items()},
+            {name: work.content(name) for name in batch.names if name != DENSE},
+            work.content(DENSE),
             asdict(rules),
             limit,
-            self.reference.seconds,
-            {name: on_worker.pack_samples(samples) for name, samples in earlier.items()},
+            work.sitting * _SITTINGS + self._batches,
             self._seed + self._batches,
+        )
+
+    def _numbered(self, packed: Mapping[str, Any]) -> dict[str, Samples]:
+        """Return the runs of a batch, with blocks that no other batch has; every board counts them from 0."""
+        runs = {name: on_worker.unpack_samples(lists) for name, lists in packed.items()}
+        first = self._blocks
+        self._blocks += 1 + max(int(samples.block.max(initial=0)) for samples in runs.values())
+        return {name: replace(samples, block=samples.block + first) for name, samples in runs.items()}
+
+    def _compare(self, speeds: Mapping[str, Sequence[Floats]]) -> None:
+        """Warn of boards of one type whose dense networks differ in time."""
+        seconds = {name: quantile(np.concatenate(runs), order_of("quiet")) for name, runs in speeds.items()}
+        if not seconds or max(seconds.values()) <= (1 + _ALIKE) * min(seconds.values()) or self._unequal >= {*seconds}:
+            return
+        self._unequal |= {*seconds}
+        listed = sorted(seconds.items(), key=lambda item: item[1])
+        _log.warning(
+            "Boards of the type %s differ in speed by more than %s. The dense network takes %s. Ratios to the dense "
+            "network are combined, and times are means over the boards. Check clock rate, cooling and power supply.",
+            self.board_type,
+            f"{_ALIKE:.0%}",
+            ", ".join(f"{1e3 * value:.4g} ms on {name}" for name, value in listed),
         )
 
     def _note(self, disturbed: str | None, member: FleetMember) -> None:
@@ -306,8 +372,12 @@ class SlowFleetTarget(FleetTarget):
     slow_to_load = True
 
 
+def _always(value: _T) -> Callable[[Sequence[str]], _T]:
+    return lambda names: value
+
+
 def _next(queue: deque[_Batch], member: FleetMember, members: int) -> _Batch | None:
-    """Return the next batch, preferably one that this board has not tried, since it may be disturbed."""
+    """Return the next batch that this board has not tried, or any that every board has tried."""
     for batch in queue:
         if member.address not in batch.seen or len(batch.seen) >= members:
             queue.remove(batch)

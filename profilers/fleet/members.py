@@ -1,8 +1,8 @@
 """The members of a fleet, grouped by type of board.
 
-Boards have the same type if their environments are equal (processor, runtime, versions, flags) and their controls take
-equally long. Boards of one model can still differ (a missing heat sink, a weak power supply); then they get different
-types, and their measurements are not mixed.
+Boards have the same type if their environments are equal (processor, runtime, versions, flags). Boards of one type can
+still differ in speed (a missing heat sink, a weak power supply). Every board compares networks with its own runs of the
+dense network, so that their ratios can be combined; see `profilers.fleet.bench`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from dsa_hw.utils.text import one_line
 from profilers.fleet import tasks
 from profilers.measuring import environment as environments
 
-__all__ = ["BoardType", "Fleet", "FleetMember", "controls_agree", "group_by_type"]
+__all__ = ["BoardType", "Fleet", "FleetMember", "group_by_type"]
 
 _log = logging.getLogger(__name__)
 
-_CONTROL = 2.0  # seconds for which a new member runs its control
 _UPDATE_EVERY = 0.5  # seconds between updates of the members
-_MARK = "fleet control"  # in the environment of a type: the control of its first board
 
 
 @dataclass(frozen=True)
@@ -46,78 +44,57 @@ class FleetMember:
 
 @dataclass(eq=False)
 class BoardType:
-    """Boards that measure alike.
+    """Boards with equal environments.
 
-    ``environment`` has the control (s) of its first board, which identifies the type.
+    Attributes:
+        environment: Their environment.
+        about: The description that the first of them returned.
+        members: The boards, by address and resource.
+        name: The title of their target, with what tells them from other types of the same title.
     """
 
     environment: dict[str, str]
-    control: float
     about: Mapping[str, Any]
     members: dict[tuple[str, str], FleetMember] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def title(self) -> str:
-        """The target of its members."""
+        """The title of their target."""
         return str(self.about["title"])
 
     def __str__(self) -> str:
-        return f"{self.title}, control {1e3 * self.control:.4g} ms"
+        return self.name or self.title
 
 
-def controls_agree(a: float, b: float, tolerance: float) -> bool:
-    """Return whether two controls (s) are equal within ``tolerance``."""
-    return max(a, b) <= min(a, b) * (1 + tolerance)
-
-
-def group_by_type(
-    members: Sequence[FleetMember], environments_known: Sequence[Mapping[str, str]], tolerance: float
-) -> list[BoardType]:
-    """Group members by type.
-
-    Types of an earlier run (environments of the store) are continued.
-
-    Args:
-        members: The members, with their descriptions.
-        environments_known: Environments of the store.
-        tolerance: Largest relative difference between controls of one type.
-
-    Returns:
-        The types, the fastest first.
-    """
+def group_by_type(members: Sequence[FleetMember]) -> list[BoardType]:
+    """Group members by their environment; return the types with distinct names, sorted by the name of a member."""
     board_types: list[BoardType] = []
-    for member in sorted(members, key=lambda b: float(b.about["control"])):
-        board_type = _matching_type(member, board_types, tolerance)
+    for member in sorted(members, key=lambda m: (m.name, m.address, m.resource)):
+        board_type = _matching_type(member, board_types)
         if board_type is None:
-            board_type = _stored_type(member, environments_known, tolerance) or _new_type(member)
+            board_type = BoardType(dict(member.about["environment"]), member.about)
             board_types.append(board_type)
         board_type.members[(member.address, member.resource)] = member
+    for title in {board_type.title for board_type in board_types}:
+        _name([board_type for board_type in board_types if board_type.title == title])
     return board_types
 
 
-def _matching_type(member: FleetMember, board_types: Sequence[BoardType], tolerance: float) -> BoardType | None:
-    control = float(member.about["control"])
-    fitting = [
-        board_type
-        for board_type in board_types
-        if _unmarked(board_type.environment) == member.about["environment"]
-        and controls_agree(board_type.control, control, tolerance)
-    ]
-    return min(fitting, key=lambda board_type: abs(board_type.control - control), default=None)
+def _matching_type(member: FleetMember, board_types: Sequence[BoardType]) -> BoardType | None:
+    return next((t for t in board_types if t.environment == member.about["environment"]), None)
 
 
-def _stored_type(member: FleetMember, known: Sequence[Mapping[str, str]], tolerance: float) -> BoardType | None:
-    earlier = [BoardType(dict(e), float(e[_MARK]), member.about) for e in known if _MARK in e]
-    return _matching_type(member, earlier, tolerance)
-
-
-def _new_type(member: FleetMember) -> BoardType:
-    control = float(member.about["control"])
-    return BoardType({**member.about["environment"], _MARK: f"{control:.6g}"}, float(f"{control:.6g}"), member.about)
-
-
-def _unmarked(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key != _MARK}
+def _name(board_types: Sequence[BoardType]) -> None:
+    """Name types of one title by the first parts of the environment that tell them apart."""
+    parts: list[list[str]] = [[] for _ in board_types]
+    for key in dict.fromkeys(key for board_type in board_types for key in board_type.environment):
+        values = [board_type.environment.get(key, "absent") for board_type in board_types]
+        if len(set(map(tuple, parts))) < len(parts) and len(set(values)) > 1:
+            for part, value in zip(parts, values, strict=True):
+                part.append(f"{key} {value}")
+    for board_type, part in zip(board_types, parts, strict=True):
+        board_type.name = ", ".join([board_type.title, *part])
 
 
 class Fleet:
@@ -130,34 +107,24 @@ class Fleet:
         wanted: The resource, e.g. "onnxruntime/cpu"; "auto/cpu" is every runtime on the CPU, "auto/any" everything.
         precision: "fp32" or "fp16".
         threads: CPU threads of one run.
-        reset: Whether boards forget the stored reference of their control.
     """
 
-    def __init__(self, client: Any, wanted: str, precision: str, threads: int, *, reset: bool = False) -> None:
+    def __init__(self, client: Any, wanted: str, precision: str, threads: int) -> None:
         self.client, self.wanted, self.precision, self.threads = client, wanted, precision, threads
         self.board_types: list[BoardType] = []
         self.stop = threading.Event()
-        self._reset = reset
         self._lock = threading.Lock()
         self._pending: dict[FleetMember, Any] = {}
         self._seen: set[FleetMember] = set()
         self._updated = 0.0
 
-    def discover(self, known: Sequence[Mapping[str, str]], tolerance: float) -> list[BoardType]:
-        """Describe every member and group them by type.
-
-        Args:
-            known: Environments of the store.
-            tolerance: Largest relative difference between controls of one type.
-
-        Returns:
-            The types, the fastest first.
+    def discover(self) -> list[BoardType]:
+        """Describe every member and return their types.
 
         Raises:
             ProfileError: No worker declares the resource.
             MeasurementError: No member can measure.
         """
-        self._tolerance = tolerance
         present = self._present()
         if not present:
             raise self._no_member()
@@ -168,18 +135,11 @@ class Fleet:
             members += self._described(self._present())
         if not members:
             raise MeasurementError(f"No board of the fleet can measure {self.wanted}; see the warnings above.")
-        self.board_types = group_by_type(members, known, tolerance)
+        self.board_types = group_by_type(members)
         for board_type in self.board_types[1:]:
-            reason = environments.differences(
-                _unmarked(self.board_types[0].environment), _unmarked(board_type.environment)
-            )
+            reason = environments.differences(self.board_types[0].environment, board_type.environment)
             names = ", ".join(member.name for member in board_type.members.values())
-            _log.warning(
-                "%s is not of the type %s: %s",
-                names,
-                self.board_types[0],
-                reason or f"its control differs: {board_type}",
-            )
+            _log.warning("%s is not of the type %s: %s", names, self.board_types[0], reason)
         return self.board_types
 
     def update(self) -> None:
@@ -197,10 +157,9 @@ class Fleet:
                         _log.warning("%s is gone; other boards measure its configurations.", member)
             self._request_descriptions(present)
             for member in self._described(present):
-                joined = _matching_type(member, self.board_types, self._tolerance)
+                joined = _matching_type(member, self.board_types)
                 if joined is None:
-                    control = f"control {1e3 * member.about['control']:.4g} ms"
-                    _log.warning("%s (%s) has a new type; run the command again to profile it.", member, control)
+                    _log.warning("%s has a new type; run the command again to profile it.", member)
                 else:
                     joined.members[(member.address, member.resource)] = member
                     _log.info("%s has the type %s.", member, joined)
@@ -229,7 +188,7 @@ class Fleet:
 
     def _request_descriptions(self, present: set[FleetMember]) -> None:
         for member in present - self._seen - set(self._pending):
-            arguments = (member.resource, self.precision, self.threads, _CONTROL, self._reset)
+            arguments = (member.resource, self.precision, self.threads)
             self._pending[member] = self.submit(member, tasks.describe, *arguments)
 
     def submit(self, member: FleetMember, function: Any, *arguments: Any) -> Any:

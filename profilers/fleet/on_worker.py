@@ -1,13 +1,11 @@
 """What a board does for a fleet: describe itself, and measure a batch of networks.
 
 Both functions run in the Dask worker on the board. Arguments and results are plain data (text, numbers, lists, bytes of
-ONNX files). An error that the user can act on is returned as text.
+ONNX files). An error that the user can act on is returned as text. Nothing is stored on the board.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,46 +14,28 @@ import torch
 
 from dsa_hw.errors import DsaError, ProfileError
 from profilers import machine
+from profilers.measuring import environment as environments
 from profilers.measuring.bench import Bench
-from profilers.measuring.measurement import Measurement, Samples
-from profilers.measuring.reference import Reference, ReferenceFile
+from profilers.measuring.measurement import Samples
 from profilers.measuring.rules import MeasuringRules
-from profilers.targets import resolve
+from profilers.networks.loaded import Loadable
+from profilers.targets import Target, resolve
 
-__all__ = ["InMemoryReferences", "describe", "measure_batch", "pack_inputs", "pack_samples", "unpack_samples"]
+__all__ = ["describe", "measure_batch", "pack_inputs", "pack_samples", "unpack_samples"]
 
-_ARRAYS = ("values", "visit", "before", "after", "wait")
+_ARRAYS = {"values": np.float64, "before": np.float64, "after": np.float64, "block": np.int64, "sitting": np.int64}
 
-
-class InMemoryReferences(ReferenceFile):
-    """References of this job only.
-
-    A board must not store references of other boards of its type.
-    """
-
-    def __init__(self, references: Mapping[str, float] | None = None) -> None:
-        day = time.strftime("%Y-%m-%d")
-        known = {key: Reference(seconds, day) for key, seconds in (references or {}).items()}
-        self._memory = {key: found for key, found in known.items() if math.isfinite(found.seconds)}
-
-    def _read(self) -> dict[str, Reference]:
-        return dict(self._memory)
-
-    def _write(self, references: dict[str, Reference]) -> None:
-        self._memory = references
+Content = tuple[bytes, Sequence[Any]]
+"""A network as it is sent: the bytes of an ONNX file, and packed inputs."""
 
 
-def describe(target: str, precision: str, threads: int, seconds: float, reset: bool) -> dict[str, Any]:
-    """Run the control and describe this board.
-
-    Returns environment, control (s), title and properties of its target.
+def describe(target: str, precision: str, threads: int) -> dict[str, Any]:
+    """Describe this board: the environment of its measurements, title and properties of its target.
 
     Args:
         target: The target, as `profilers.targets.resolve` takes it.
         precision: "fp32" or "fp16".
         threads: CPU threads of one run.
-        seconds: How long to run the control.
-        reset: Whether to forget the stored reference of the control first.
     """
     import dask
 
@@ -66,16 +46,11 @@ def describe(target: str, precision: str, threads: int, seconds: float, reset: b
                 f"Only ONNX files are sent to boards, but {found.title} needs Python modules. Use onnxruntime, "
                 "openvino or tensorrt."
             )
-        references = ReferenceFile()
-        bench = Bench(found, references=references)
-        if reset:
-            references.reset(bench.key)
-        control = bench.calibrate(seconds).seconds
+        environment = environments.environment(found)
     except DsaError as error:
         return {"error": str(error)}
     return {
-        "environment": bench.environment,
-        "control": control,
+        "environment": environment,
         "title": found.title,
         "estimated": found.estimated,
         "slow_to_load": found.slow_to_load,
@@ -88,54 +63,45 @@ def measure_batch(
     target: str,
     precision: str,
     threads: int,
-    networks: Mapping[str, tuple[bytes, Sequence[Any]]],
+    networks: Mapping[str, Content],
+    dense: Content,
     rules: Mapping[str, Any],
     limit: float,
-    reference: float,
-    earlier: Mapping[str, Mapping[str, Any]],
+    sitting: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Measure a batch of networks.
+    """Measure a batch of networks, with the dense network between their runs.
 
     Args:
         target: The target, as `profilers.targets.resolve` takes it.
         precision: "fp32" or "fp16".
         threads: CPU threads of one run.
-        networks: The bytes of an ONNX file and packed inputs, by name.
+        networks: The networks, by name.
+        dense: The dense network.
         rules: The fields of `MeasuringRules`.
         limit: Seconds to measure at most.
-        reference: The control of this type of board, in seconds.
-        earlier: Packed runs of earlier batches, by name.
+        sitting: Number of the sitting that this batch is.
         seed: Seed of the order of visits.
 
     Returns:
-        The new runs, packed, the inflation that the control cannot detect, and the lowest control.
+        The runs of every network and of the dense one, packed, and the busiest process if they are too imprecise.
     """
     try:
         found = resolve(target, precision=precision, threads=threads)
-        known = InMemoryReferences()
-        bench = Bench(found, rules=MeasuringRules(**rules), references=known, seed=seed)
-        if math.isfinite(reference) and reference > 0:
-            known.lower(bench.key, reference)
-        bench.calibrate(0.25)
-        loaded = {name: found.load(artefact, _inputs(inputs)) for name, (artefact, inputs) in networks.items()}
-        for network in loaded.values():
-            bench.warm_up(network)
-        new: dict[str, list[Samples]] = {name: [] for name in networks}
-
-        def keep(name: str, samples: Samples, _: Measurement) -> None:
-            new[name].append(samples)
-
-        before = {name: unpack_samples(samples) for name, samples in earlier.items()}
-        measured = bench.measure_once(loaded, limit=limit, earlier=before, on_visit=keep)
+        bench = Bench(found, rules=MeasuringRules(**rules), seed=seed)
+        loadable = {name: _loadable(found, content) for name, content in networks.items()}
+        measured = bench.measure(loadable, _loadable(found, dense), limit=limit, sitting=sitting)
     except DsaError as error:
         return {"error": str(error)}
     return {
-        "samples": {name: pack_samples(Samples.joined(parts)) for name, parts in new.items()},
-        "hidden": {name: float(m.hidden) for name, m in measured.items()},
-        "reference": bench.reference.seconds,
+        "samples": {name: pack_samples(m.samples) for name, m in measured.items()},
         "busiest": machine.busiest_process() if any(not m.trusted for m in measured.values()) else None,
     }
+
+
+def _loadable(target: Target, content: Content) -> Loadable:
+    artefact, inputs = content[0], _inputs(content[1])
+    return Loadable(lambda: target.load(artefact, inputs), len(artefact))
 
 
 def pack_samples(samples: Samples) -> dict[str, Any]:
@@ -146,9 +112,7 @@ def pack_samples(samples: Samples) -> dict[str, Any]:
 
 def unpack_samples(lists: Mapping[str, Any]) -> Samples:
     """Return runs from lists of numbers."""
-    arrays: dict[str, Any] = {
-        name: np.asarray(lists[name], np.int64 if name == "visit" else np.float64) for name in _ARRAYS
-    }
+    arrays: dict[str, Any] = {name: np.asarray(lists[name], dtype) for name, dtype in _ARRAYS.items()}
     return Samples(**arrays, extra={name: np.asarray(values, np.float64) for name, values in lists["extra"].items()})
 
 

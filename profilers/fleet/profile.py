@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ipaddress
-import json
 import logging
 import tempfile
 import threading
@@ -25,8 +24,8 @@ from dsa_hw.utils.inputs import as_tensors
 from dsa_hw.utils.text import one_line
 from profilers.fleet.bench import FleetTarget, SlowFleetTarget
 from profilers.fleet.members import BoardType, Fleet
-from profilers.fleet.on_worker import InMemoryReferences
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.sittings import SittingFile
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling.events import Event
 from profilers.profiling.job import ProfileJob
@@ -55,7 +54,7 @@ def profile_fleet(
     threads: int = 1,
     statistic: str = "quiet",
     rules: MeasuringRules | None = None,
-    reset_reference: bool = False,
+    sittings: SittingFile | None = None,
     seed: int = 0,
     name: str | None = None,
     groups: ChannelGroups | None = None,
@@ -64,9 +63,8 @@ def profile_fleet(
     """Profile a network on every type of board of a fleet.
 
     Boards are Dask workers that declare ``target`` as a resource. Boards have the same type if their environments are
-    equal and their controls agree to half of the rules' tolerance (the other half is for disturbances). Every type
-    gets ``samples`` and ``holdout`` configurations. Results are stored as they arrive, so that the same call continues
-    after an interruption.
+    equal. Every type gets ``samples`` and ``holdout`` configurations. Results are stored as they arrive, so that the
+    same call continues after an interruption.
 
     Args:
         model: The network.
@@ -75,11 +73,12 @@ def profile_fleet(
         target: The resource, e.g. "onnxruntime/cpu"; "auto/cpu" is every runtime on the CPU, "auto/any" everything.
         samples: Configurations to fit a cost model, at least 2.
         holdout: Further configurations to test it.
-        grid, out, time_limit, precision, threads, statistic, rules, reset_reference, seed, name, groups, listener:
+        grid, out, time_limit, precision, threads, statistic, rules, sittings, seed, name, groups, listener:
             As in `profilers.profile`.
 
     Returns:
-        The profile of each type of board, the fastest first; keys describe the types.
+        The profile of each type of board. A key is the title of the target, with what differs in the environment where
+        several types have the same title.
 
     Raises:
         ProfileError: An argument is invalid, or no worker declares ``target``.
@@ -96,17 +95,15 @@ def profile_fleet(
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "profile.sqlite"
         place = out
-        with Store(place) as store:  # first, so that an unusable file is refused before any work
-            rows = store.table("environments")
-        known = [json.loads(row[rows[0].index("description")]) for row in rows[1]]
+        Store(place).close()  # first, so that an unusable file is refused before any work
         client = stack.enter_context(connected(fleet))
         inputs = as_tensors(example_inputs)
         many = _Listeners(listener or (lambda event: None))
         many.say(Event("finding channel groups"))
         found_groups = groups or find_groups(model, inputs)
-        found = Fleet(client, target, precision, threads, reset=reset_reference)
+        found = Fleet(client, target, precision, threads)
         many.say(Event("describing the boards"))
-        board_types = found.discover(known, rules.tolerance / 2)
+        board_types = found.discover()
         targets = {
             board_type: (SlowFleetTarget if board_type.about["slow_to_load"] else FleetTarget)(found, board_type)
             for board_type in board_types
@@ -122,8 +119,7 @@ def profile_fleet(
                     targets[board_type],
                     store,
                     rules=rules,
-                    references=InMemoryReferences(),
-                    reset_reference=reset_reference,
+                    sittings=sittings,
                     seed=seed,
                     name=name or type(model).__name__,
                     groups=found_groups,
@@ -136,11 +132,7 @@ def profile_fleet(
                 ).run(samples, holdout, grid)
 
         tables = _in_parallel(job, board_types, found.stop)
-    titles = [board_type.title for board_type in board_types]
-    return {
-        board_type.title if titles.count(board_type.title) == 1 else str(board_type): table
-        for board_type, table in zip(board_types, tables, strict=True)
-    }
+    return {str(board_type): table for board_type, table in zip(board_types, tables, strict=True)}
 
 
 def _in_parallel(
@@ -189,7 +181,7 @@ class _Listeners:
                     self._done[board_type] = event.done
                 share = None if event.done is None else sum(self._done.values()) / len(self._done)
                 what = event.what if len(self._done) == 1 else f"{event.what} on {board_type}"
-                self._listener(Event(event.stage, what, share, event.accepted))
+                self._listener(Event(event.stage, what, share, event.interval))
 
         return say
 

@@ -1,65 +1,66 @@
 """Measuring time on a machine that other processes use as well.
 
-Interference only adds time. Networks are therefore visited in random rounds, with a fixed control workload between the
-visits. A visit counts only if the control before and after it is near an absolute reference and the scheduler did not
-make the process wait. The reported statistic is a low quantile of the runs that are left. Between rounds the control
-runs alone for a moment: treated as if it were visits, that recording shows how much interference the test cannot
-detect (see `profilers.measuring.interference`), and measurements on a machine with too much of it are refused.
+Interference comes and goes, and slows neighbouring runs alike. Every run of a network is therefore made between two
+runs of the dense network, and counts as a ratio to the faster one. Networks are visited one run at a time in random
+rounds, with enough copies of each in turn that no network finds its own weights in the caches: so every run begins
+alike, with few networks in the round or with many. A block is some rounds with freshly loaded networks; the scatter of
+blocks gives the error of a ratio. Nothing is rejected. The dense network's own time is the one absolute number.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dsa_hw.errors import MeasurementError
+from dsa_hw.utils.arrays import Floats
 from profilers import machine
 from profilers.measuring import environment as environments
-from profilers.measuring.control import load_control
-from profilers.measuring.interference import Scan, inflation, readings, sensitivity, slope
-from profilers.measuring.measurement import Measurement, Samples
-from profilers.measuring.reference import Reference, ReferenceFile
+from profilers.measuring.measurement import Measurement, Samples, pooled
 from profilers.measuring.rules import MeasuringRules
-from profilers.targets import Loaded, Target
+from profilers.measuring.sittings import Scatter, Sitting, SittingFile, sitting_key
+from profilers.networks.loaded import Loadable, Loaded
+from profilers.targets import Target
 
-__all__ = ["Bench", "OnVisit"]
+__all__ = ["DENSE", "Bench", "Enough", "OnRound", "dense_samples"]
 
-_log = logging.getLogger(__name__)
+DENSE = "dense"
+"""The name of the dense network among the networks and runs of a measurement."""
 
-_DISCARDED = 2  # control runs before a reading: the caches still contain the data of another workload
-_READING = 0.004  # seconds; a single run of the control varies by several percent even on a quiet machine
-_LONG = 0.015  # seconds; a cold cache costs about 0.1 ms, which does not matter in a run of this length
-_MOST_RUNS = 50
-_RESCAN = 5.0  # seconds between two scans of the control alone, 0.25 s each: a twentieth of the time
+_MOST_COPIES = 64  # of one network
+_MOST_BYTES = 2**31  # of all copies
+_LONGEST_LOADING = 5.0  # seconds of loading that a block lasts as long as
+_STEP = 0.010  # seconds of one visit on an accelerator, where a single run is mostly launching
+_MOST_RUNS = 50  # in such a visit
 
-OnVisit = Callable[[str, Samples, Measurement], None]
-"""Called after each visit with the name of the network, the runs of the visit and the measurement before it."""
+OnRound = Callable[[Mapping[str, Samples]], None]
+"""Called after each round with the new runs of every network and of the dense one."""
+Enough = Callable[[Mapping[str, Measurement]], bool]
+"""Called after a block with the measurements so far; True ends measuring."""
 
 
 class Bench:
-    """A target with its control workload, reference and rules, where the time of networks is measured.
+    """A target where the time of networks is measured, as ratios to a dense network.
 
-    A target that computes its times (``target.estimated``) needs no control: each network is run once.
+    A target that computes its times (``target.estimated``) is asked once for each network.
 
     Args:
         target: Where networks run.
+        network: Fingerprint and inputs of the dense network, under which sittings are compared; None compares none.
         rules: The rules of measuring; the defaults if None.
-        references: Where references are kept; the user's cache folder if None.
-        control: The control workload; the target's own if None.
+        sittings: Where the scatter of sittings is kept; the user's cache folder if None.
         environment: Versions, device and settings; determined if None.
         seed: Seed of the order of visits.
         clock: Returns seconds; the host's monotonic clock.
-        waited: Returns the seconds that this process has waited for a processor, or None where that is not known.
 
     Attributes:
         key: The digest of the environment.
+        scatter: How much sittings of this network differ here.
     """
 
     measurement_class: ClassVar[type[Measurement]] = Measurement
@@ -68,278 +69,217 @@ class Bench:
         self,
         target: Target,
         *,
+        network: tuple[str, Sequence[Any]] | None = None,
         rules: MeasuringRules | None = None,
-        references: ReferenceFile | None = None,
-        control: Loaded | None = None,
+        sittings: SittingFile | None = None,
         environment: Mapping[str, str] | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
-        waited: Callable[[], float | None] | None = None,
     ) -> None:
         self.target = target
         self.rules = rules or MeasuringRules()
-        self.references = references or ReferenceFile()
         self.environment = dict(environments.environment(target) if environment is None else environment)
         self.key = environments.digest(self.environment)
+        self.sittings = sittings or SittingFile()
+        self._sitting_key = sitting_key(self.key, *network, self.rules.statistic) if network else None
+        self.scatter = self.sittings.scatter(self._sitting_key) if self._sitting_key else Scatter()
         self._rng = np.random.default_rng(seed)
         self._clock = clock
-        # A GPU has its own clock; the waits of the host thread do not affect it.
-        on_host = target.device == "cpu"
-        self._waited = waited or (lambda: machine.waited(target.threads > 1) if on_host else None)
-        if control is None and target.estimated is None:
-            control = load_control(target)
-        self._control = control or Loaded.exact(1.0)
-        self._block = 2  # control runs in a reading; set by the first warm-up
-        self._scans: list[Scan] = []
-        self._scanned = -math.inf  # when the last scan ended
-        self._expected: weakref.WeakKeyDictionary[Loaded, float] = weakref.WeakKeyDictionary()
-        self._last: tuple[float, float] | None = None
-        self._reference: Reference | None = None
+        self._blocks = 0
 
-    @property
-    def reference(self) -> Reference:
-        """The undisturbed control: the stored reference, or a lower one that was just measured."""
-        if self._reference is None:
-            self.calibrate()
-        assert self._reference is not None
-        return self._reference
-
-    def calibrate(self, seconds: float = 0.5) -> Reference:
-        """Warm up the control, scan it for ``seconds``, and return the lower of its time and the stored reference."""
-        if self.target.estimated is not None:
-            self._reference = Reference(0.0, time.strftime("%Y-%m-%d"))  # there is nothing to compare with
-            return self._reference
-        with self.target.active():
-            expected = self._warm_up(self._control)
-            self._block = min(max(math.ceil(_READING / expected), 2), _MOST_RUNS)
-            self.scan(seconds)
-        return self.reference
-
-    def scan(self, seconds: float) -> Scan:
-        """Run the control alone for ``seconds`` and keep the record of every run."""
-        least = 10 * self._block
-        if self.target.remote_device is not None:
-            start, waits, durations = self.target.remote_device.scan(self._control, seconds, least).T
-        else:
-            begin = self._clock()
-            rows: list[tuple[float, float, float]] = []
-            while (now := self._clock()) - begin < seconds or len(rows) < least:
-                rows.append((now - begin, self._waited() or 0.0, float(self._control.run(1)[0])))
-            start, waits, durations = (np.asarray(column) for column in zip(*rows, strict=True))
-        scan = Scan(start, durations, waits)
-        self._scans.append(scan)
-        # The 5% quantile of many readings is that of a quiet moment, but does not depend on a single fast run.
-        self._reference = self.references.lower(self.key, float(np.quantile(readings(scan, self._block), 0.05)))
-        self._last = None
-        self._scanned = self._clock()
-        return scan
-
-    def warm_up(self, loaded: Loaded, limit: float = 2.0) -> float:
-        """Run until times are stable (allocators, autotuning, page faults).
-
-        Args:
-            loaded: The network.
-            limit: Seconds after which to stop.
-
-        Returns:
-            The seconds that one run is expected to take.
-        """
-        if self.target.estimated is not None:
-            return float(loaded.run(1)[0])
-        with self.target.active():
-            expected = self._warm_up(loaded, limit)
-        self._expected[loaded] = expected
-        return expected
-
-    def _warm_up_new(self, networks: Iterable[Loaded]) -> None:
-        for loaded in networks:
-            if loaded not in self._expected:
-                self._expected[loaded] = self._warm_up(loaded)
-
-    def _warm_up(self, loaded: Loaded, limit: float = 2.0) -> float:
-        begin = self._clock()
-        best, stable = float(loaded.run(1)[0]), 0
-        for _ in range(200):
-            now = float(loaded.run(1)[0])
-            stable = stable + 1 if now >= 0.97 * best else 0  # no longer getting faster
-            best = min(best, now)
-            if stable >= 3 or self._clock() - begin > limit:
-                break
-        return best
+    def record(self, anchor: Measurement) -> None:
+        """Keep what this sitting found of the anchor pair, for the intervals of later sittings."""
+        if self._sitting_key is None or anchor.estimated or not anchor.rules.paired or anchor.samples.blocks < 2:
+            return
+        alone = replace(anchor, scatter=Scatter(ratio=0.0, scale=0.0))
+        self.sittings.add(self._sitting_key, Sitting(alone.ratio, alone.scale))
+        self.scatter = self.sittings.scatter(self._sitting_key)
 
     def measure(
         self,
-        networks: Mapping[str, Loaded],
+        networks: Mapping[str, Loadable],
+        dense: Loadable,
         *,
         limit: float = 60.0,
         earlier: Mapping[str, Samples] | None = None,
-        on_visit: OnVisit | None = None,
+        sitting: int = 0,
+        on_round: OnRound | None = None,
+        enough: Enough | None = None,
         rules: MeasuringRules | None = None,
     ) -> dict[str, Measurement]:
-        """Measure ``networks`` until every one is finished and trusted, for ``limit`` seconds at most.
+        """Measure networks in blocks until every one is finished, or for ``limit`` seconds.
 
-        A network whose runs were disturbed too much is measured again from the beginning, because the interference
-        that the control cannot detect differs between attempts. Arguments and result are those of `measure_once`.
-        """
-        end, known, rules = self._clock() + limit, dict(earlier or {}), rules or self.rules
-        found = self.measure_once(networks, limit=limit, earlier=known, on_visit=on_visit, rules=rules)
-        while not all(m.trusted for m in found.values()) and (left := end - self._clock()) > 0:
-            if any(m.hidden > rules.worst for m in found.values()) and not self.wait_until_quiet(networks, left, rules):
-                break
-            known |= {name: m.samples for name, m in found.items() if m.hidden <= rules.worst}
-            left = max(end - self._clock(), 0.0)
-            found = self.measure_once(networks, limit=left, earlier=known, on_visit=on_visit, rules=rules)
-        return found
-
-    def measure_once(
-        self,
-        networks: Mapping[str, Loaded],
-        *,
-        limit: float = 60.0,
-        earlier: Mapping[str, Samples] | None = None,
-        on_visit: OnVisit | None = None,
-        rules: MeasuringRules | None = None,
-    ) -> dict[str, Measurement]:
-        """Measure ``networks`` in random rounds until every one meets the stopping rule.
+        At least one block is made, so that there is always an answer.
 
         Args:
             networks: Networks by name.
+            dense: The network that every run is compared with.
             limit: Seconds after which to stop.
-            earlier: Runs of the same environment that are counted in, by name.
-            on_visit: Called after each visit, to store runs and to show progress.
+            earlier: Runs of the same environment that are counted in, by name; those of the dense network as `DENSE`.
+            sitting: Number of this sitting, different from those of ``earlier``.
+            on_round: Called after each round, to store runs and to show progress.
+            enough: Asked after each block, from the second, whether to stop. Without it, measuring stops when all
+                networks are finished. It may look at the width of intervals. To decide by their position, see ``look``
+                of `judged`.
             rules: The rules of measuring; those of the bench if None.
 
         Returns:
-            A measurement of each network, trusted or not.
+            A measurement of each network and of the dense one.
         """
         rules = rules or self.rules
+        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in (DENSE, *networks)}
+
+        def keep(new: Mapping[str, Samples]) -> None:
+            for name, samples in new.items():
+                parts[name].append(samples)
+            if on_round is not None:
+                on_round(new)
+
         if self.target.estimated is not None:
-            return self._compute(networks, rules, earlier or {}, on_visit)
-        parts = {name: [earlier[name]] if earlier and name in earlier else [] for name in networks}
-
-        def judge(names: Iterable[str]) -> dict[str, Measurement]:
-            return {name: self._judge(name, Samples.joined(parts[name]), rules) for name in names}
-
-        reference = self.reference.seconds
-        found = judge(networks)
-        if all(m.finished for m in found.values()):
-            return found
-        visits = 0
+            self._compute(networks, dense, parts, keep)
+            return self.judged({name: Samples.joined(p) for name, p in parts.items()}, rules)
+        end, blocks = self._clock() + limit, 0
+        found = self.judged({name: Samples.joined(p) for name, p in parts.items()}, rules)
         with self.target.active():
-            self._warm_up_new(networks[name] for name in networks if not found[name].finished)
-            self._before_rounds()
-            begin = self._clock()
-            while self._clock() - begin <= limit:
-                self._between_rounds()
-                if self.reference.seconds < reference:
-                    _log.info("The control was faster than its reference. All runs are judged by the lower one.")
-                    reference, found = self.reference.seconds, judge(networks)
-                pending = [str(n) for n in self._rng.permutation([n for n in networks if not found[n].finished])]
-                if not pending:
+            kept: dict[str, list[Loaded]] = {}
+            while True:
+                pending = [n for n in networks if enough is not None or not found[n].finished]
+                if (networks and not pending) or (not networks and found[DENSE].finished):
                     break
-                self._warm_up_new(networks[name] for name in pending)  # a lower reference can add some
-                for name in pending:
-                    samples = self._visit(networks[name], visits)
-                    visits += 1
-                    parts[name].append(samples)
-                    if on_visit is not None:
-                        on_visit(name, samples, found[name])
-                    if self._clock() - begin > limit:
-                        break
-                found |= judge(pending)
-            self._after_rounds(networks, rules)
-        return self._with_hidden(networks, judge(networks), rules)
-
-    def _before_rounds(self) -> None:
-        """Prepare for visits; networks are warmed up."""
-        self._scans = []  # interference in these runs shows in the scans between them, not in earlier ones
-        self.scan(0.5)
-
-    def _between_rounds(self) -> None:
-        """Do what is due before the next round of visits."""
-        if self._clock() - self._scanned > _RESCAN:
-            self.scan(0.25)
-
-    def _after_rounds(self, networks: Mapping[str, Loaded], rules: MeasuringRules) -> None:
-        """Complete the session after the last visit."""
-        for _ in range(4):  # one scan can be within a long burst; the visits had many chances
-            if math.isfinite(self.hidden_so_far(networks, rules)):
-                break
-            self.scan(0.5)
-
-    def _with_hidden(
-        self, networks: Mapping[str, Loaded], judged: Mapping[str, Measurement], rules: MeasuringRules
-    ) -> dict[str, Measurement]:
-        """Return measurements with the inflation that the control cannot detect."""
-        response = sensitivity([m.samples for m in judged.values()])
-        found = dict(judged)
-        for name, measurement in judged.items():
-            length = self._length(networks[name])
-            if not math.isfinite(length):
-                continue
-            share = inflation(self._scans, self.reference.seconds, rules, length, self._block)
-            own = slope([measurement.samples]) if math.isfinite(share) else None
-            found[name] = replace(
-                measurement,
-                hidden=response * share,
-                own=None if own is None else (share * own[0], share * own[1]),
-            )
+                if not self.target.slow_to_load:
+                    kept = {}
+                self._block(pending, networks, dense, kept, rules, sitting, end, keep)
+                blocks += 1
+                found = self.judged({name: Samples.joined(p) for name, p in parts.items()}, rules)
+                if self._clock() >= end or (enough is not None and blocks >= rules.least_blocks and enough(found)):
+                    break
         return found
 
-    def _judge(self, name: str, samples: Samples, rules: MeasuringRules) -> Measurement:
-        return self.measurement_class(name, self.target.title, samples, self.reference.seconds, rules, self.environment)
+    def judged(self, runs: Mapping[str, Samples], rules: MeasuringRules, look: int = 0) -> dict[str, Measurement]:
+        """Return the measurements of runs.
+
+        Args:
+            runs: The runs by name; those of the dense network as `DENSE`.
+            rules: The rules of measuring.
+            look: Which look at growing data this is, where looks decide whether to go on: intervals allow for it.
+        """
+        dense = runs[DENSE]
+        variance = pooled([samples for name, samples in runs.items() if name != DENSE], dense)
+        return {
+            name: self._judge(name, samples, dense, rules, variance, self.scatter, look)
+            for name, samples in runs.items()
+        }
+
+    def _judge(
+        self,
+        name: str,
+        samples: Samples,
+        dense: Samples,
+        rules: MeasuringRules,
+        variance: float,
+        scatter: Scatter,
+        look: int = 0,
+    ) -> Measurement:
+        return self.measurement_class(
+            name, self.target.title, samples, dense, rules, self.environment, scatter, variance, look
+        )
 
     def _compute(
         self,
-        networks: Mapping[str, Loaded],
+        networks: Mapping[str, Loadable],
+        dense: Loadable,
+        parts: Mapping[str, Sequence[Samples]],
+        keep: Callable[[Mapping[str, Samples]], None],
+    ) -> None:
+        """Ask the target for the time of each network that is not known yet."""
+        whole = float(parts[DENSE][0].values[0]) if parts[DENSE] else float(dense.load().run(1)[0])
+        if not parts[DENSE]:
+            keep({DENSE: Samples.of(np.asarray([whole]), whole, whole)})
+        for name, network in networks.items():
+            if not parts[name]:
+                keep({name: Samples.of(network.load().run(1), whole, whole)})
+
+    def _block(
+        self,
+        pending: Sequence[str],
+        networks: Mapping[str, Loadable],
+        dense: Loadable,
+        kept: dict[str, list[Loaded]],
         rules: MeasuringRules,
-        earlier: Mapping[str, Samples],
-        on_visit: OnVisit | None,
-    ) -> dict[str, Measurement]:
-        """Run each network that is not known yet once, without a control (0 s before and after)."""
-        found = {}
-        for name, loaded in networks.items():
-            samples = earlier.get(name, Samples.empty())
-            if not len(samples):
-                samples = Samples.of_visit(loaded.run(1), 0, 0.0, 0.0, math.nan)
-                if on_visit is not None:
-                    on_visit(name, samples, self._judge(name, samples, rules))
-            found[name] = self._judge(name, samples, rules)
+        sitting: int,
+        end: float,
+        keep: Callable[[Mapping[str, Samples]], None],
+    ) -> None:
+        """Load networks and visit them in rounds; the last round may be cut short by the end of the time."""
+        copies = self._copies([networks[name].size for name in pending], dense.size)
+        loading = self._clock()
+        for name in (DENSE, *pending):
+            wanted = copies[0] if name == DENSE else copies[1]
+            have = kept.setdefault(name, [])
+            while len(have) < wanted:
+                have.append((dense if name == DENSE else networks[name]).load())
+                self._warm_up(have[-1])
+        # A block measures for about as long as it took to load: fast networks are visited more often.
+        least = max(rules.least_seconds, min(self._clock() - loading, _LONGEST_LOADING))
+        begin, rounds, number = self._clock(), 0, self._blocks
+        self._blocks += 1
+        turn, last = 0, math.inf
+        while rounds < rules.rounds or self._clock() - begin < least:
+            order = [str(n) for n in self._rng.permutation(list(pending))] if pending else [DENSE]
+            steps = [kept[DENSE][turn % copies[0]]]
+            for i, name in enumerate(order):
+                if pending:
+                    steps.append(kept[name][rounds % copies[1]])
+                steps.append(kept[DENSE][(turn + 1 + i) % copies[0]])
+            turn += len(order) + 1  # the copy that ended a round must not begin the next
+            new = self._round(order if pending else [], steps, number, sitting)
+            new[DENSE].before[0] = last  # the dense network's last run of the round before
+            last = float(new[DENSE].values[-1])
+            keep(new)
+            rounds += 1
+            if self._clock() >= end:
+                break
+
+    def _copies(self, sizes: Sequence[int], dense: int) -> tuple[int, int]:
+        """Return how many copies of the dense network, and of each other, take turns.
+
+        Between two runs of the same copy, other networks with more weights than the caches hold are run.
+        """
+        if self.target.slow_to_load:
+            return 1, 1
+        most = min(_MOST_COPIES, max(_MOST_BYTES // max(dense + sum(sizes), 1), 1))
+        whole = len(sizes) * dense + sum(sizes)  # of one round, which runs the dense network beside each other
+        wanted = 2 * self.target.cache
+        pivots, others = (math.ceil(wanted / max(b, 1)) for b in (whole / len(sizes) if sizes else dense, whole))
+        return min(max(pivots, 2), most), min(max(others, 1), most)
+
+    def _warm_up(self, loaded: Loaded) -> None:
+        """Run until memory is allocated and kernels are chosen."""
+        best, stable = float(loaded.run(1)[0]), 0
+        for _ in range(1 if self.target.device == "cpu" else 20):
+            now = float(loaded.run(1)[0])
+            stable = stable + 1 if now >= 0.97 * best else 0
+            best = min(best, now)
+            if stable >= 3:
+                break
+
+    def _round(self, order: Sequence[str], steps: Sequence[Loaded], block: int, sitting: int) -> dict[str, Samples]:
+        """Run steps (dense, network, dense, network, ..., dense) and return the runs by name."""
+        runs = self._run(steps)
+        typical = [float(np.median(values)) for values in runs]
+        found: dict[str, Samples] = {}
+        for i, name in enumerate(order):
+            found[name] = Samples.of(runs[2 * i + 1], typical[2 * i], typical[2 * i + 2], block, sitting)
+        found[DENSE] = dense_samples([runs[i] for i in range(0, len(runs), 2 if order else 1)], block, sitting)
         return found
 
-    def wait_until_quiet(
-        self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
-    ) -> bool:
-        """Run the control alone until it shows no hidden interference in visits to ``networks``.
-
-        Called between two attempts: attempts repeated without waiting would eventually be accepted by chance.
-
-        Args:
-            networks: Networks by name.
-            limit: Seconds after which to stop.
-            rules: The rules of measuring; those of the bench if None.
-
-        Returns:
-            Whether the machine became quiet in time.
-        """
-        rules, end = rules or self.rules, self._clock() + limit
-        with self.target.active():
-            while self._clock() < end:
-                self._scans = []
-                self.scan(1.0)
-                if self.hidden_so_far(networks, rules) <= rules.worst:
-                    return True
-        return False
-
-    def hidden_so_far(self, networks: Mapping[str, Loaded], rules: MeasuringRules | None = None) -> float:
-        """Return the inflation that the control cannot detect in the longest visit to ``networks``.
-
-        It is determined from the scans since `measure_once` began, for networks that are slowed as much as the control;
-        0 without scans.
-        """
-        lengths = [self._length(loaded) for loaded in networks.values()]
-        longest = max((length for length in lengths if math.isfinite(length)), default=0.0)
-        return inflation(self._scans, self.reference.seconds, rules or self.rules, longest, self._block)
+    def _run(self, steps: Sequence[Loaded]) -> list[Floats]:
+        """Return the seconds of each step: one run on a CPU, some milliseconds of runs on an accelerator."""
+        if self.target.remote_device is not None:
+            return self.target.remote_device.sequence([(loaded, 1) for loaded in steps])
+        if self.target.device == "cpu":
+            return [loaded.run(1) for loaded in steps]
+        return [_visit(loaded) for loaded in steps]
 
     def now(self) -> float:
         """Return the seconds of the clock that time limits refer to."""
@@ -349,60 +289,33 @@ class Bench:
         """Return the least time that `measure` needs for a number of networks; 0 where it is negligible."""
         return 0.0
 
-    def explain(self, doubtful: Mapping[str, Measurement], limit: float) -> MeasurementError:
-        """Return the error for measurements that cannot be trusted: how many, why, and what to do.
+    def refuse(self, doubtful: Mapping[str, Measurement], limit: float) -> MeasurementError:
+        """Return the error for measurements that are less precise than required: how many, why, and what to do.
 
         Args:
             doubtful: The measurements by name.
             limit: The time limit in seconds.
         """
-        name, worst = max(doubtful.items(), key=lambda item: (item[1].rejected, item[1].halfwidth))
+        name, worst = max(doubtful.items(), key=lambda item: item[1].halfwidth)
         count = "1 measurement" if len(doubtful) == 1 else f"{len(doubtful)} measurements"
         away = self.target.remote_device
         process = machine.busiest_process() if away is None else away.busiest_process()
         return MeasurementError(
-            f"{count} on {self.target.title} cannot be trusted (time limit {limit:.0f} s). {name}: {worst.doubt}. "
+            f"{count} on {self.target.title} cannot be used (time limit {limit:.0f} s). {name}: {worst.doubt}. "
             + (f"{process}. " if process else "")
-            + "Stop other processes, give more time with --time-limit, or allow more disturbance with --allow 5%. If "
-            f"this machine has become slower since {self.reference.day}, use --reset-reference."
+            + "Repeat the command, which continues; give more time with --time-limit; or require less with --require."
         )
 
-    def _plan(self, expected: float) -> tuple[int, int]:
-        """Return the runs to discard and to keep in one visit to a network that takes ``expected`` seconds.
 
-        Visits are short, so that they fit between the bursts of another process.
-        """
-        if expected >= _LONG:
-            return 0, 1
-        discarded = min(math.ceil(self.rules.warm_in / expected), _MOST_RUNS)
-        return discarded, min(math.ceil(self.rules.visit / expected), _MOST_RUNS)
+def dense_samples(steps: Sequence[Floats], block: int, sitting: int) -> Samples:
+    """Return the dense network's runs of one round, each beside those before and after it."""
+    typical = [math.inf, *(float(np.median(values)) for values in steps), math.inf]
+    parts = [Samples.of(values, typical[i], typical[i + 2], block, sitting) for i, values in enumerate(steps)]
+    return Samples.joined(parts)
 
-    def _length(self, loaded: Loaded) -> float:
-        """Return the seconds between the two control readings of a visit; infinity for a network that was never run."""
-        expected = self._expected.get(loaded)
-        return math.inf if expected is None else expected * sum(self._plan(expected))
 
-    def _read_control(self) -> float:
-        return float(self._control.run(_DISCARDED + self._block)[_DISCARDED:].mean())
-
-    def _visit(self, loaded: Loaded, number: int) -> Samples:
-        discarded, kept = self._plan(self._expected[loaded])
-        if self.target.remote_device is not None:
-            control = (self._control, _DISCARDED + self._block)
-            steps = [control, (loaded, discarded), (loaded, kept), control]
-            (first, _), _, (seconds, waits), (final, _) = self.target.remote_device.sequence(steps)
-            before, after = float(first[-self._block :].mean()), float(final[-self._block :].mean())
-            return Samples.of_visit(seconds, number, before, after, waits / float(seconds.sum()))
-        # The control after one visit is the control before the next, unless time has passed between.
-        last = self._last
-        fresh = last is not None and self._clock() - last[0] < 1e-3
-        before = last[1] if fresh and last is not None else self._read_control()
-        if discarded:
-            loaded.run(discarded)
-        ready = self._waited()
-        seconds = loaded.run(kept)
-        done = self._waited()
-        after = self._read_control()
-        self._last = (self._clock(), after)
-        wait = math.nan if ready is None or done is None else (done - ready) / float(seconds.sum())
-        return Samples.of_visit(seconds, number, before, after, wait)
+def _visit(loaded: Loaded) -> Floats:
+    """Return the runs of one visit to an accelerator, without the first third, in which clocks and caches settle."""
+    first = float(loaded.run(1)[0])
+    count = min(max(math.ceil(_STEP / first), 1), _MOST_RUNS)
+    return loaded.run(count)[count // 3 :]

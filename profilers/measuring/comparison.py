@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from dsa_hw.errors import ProfileError
-from profilers.measuring import statistics
 from profilers.measuring.measurement import Measurement
 
 __all__ = ["MeasurementComparison", "compare_measurements"]
@@ -39,8 +36,8 @@ class MeasurementComparison:
 def compare_measurements(a: Measurement, b: Measurement, *, margin: float = 0.01) -> MeasurementComparison:
     """Determine whether ``b`` is faster or slower than ``a``, or the same within ``margin``.
 
-    The ratio of the two statistics is bootstrapped over visits, independently for both networks. An interval that
-    does not contain 1 decides for faster or slower; an interval within the margin around 1 means the same.
+    An interval of the ratio that does not contain 1 decides for faster or slower; an interval within the margin around
+    1 means the same. Where both were measured beside the same dense network in the same sittings, its time cancels.
 
     Args:
         a: The first measurement.
@@ -63,10 +60,9 @@ def compare_measurements(a: Measurement, b: Measurement, *, margin: float = 0.01
     reason = "; ".join(doubts)
     if not a.runs or not b.runs:
         return MeasurementComparison("inconclusive", float("nan"), 0.0, float("inf"), reason)
-    draws = [statistics.resampled(*m.accepted_runs, m.rules.order, seed=i) for i, m in enumerate((a, b))]
-    ratio = b.value / a.value
-    low, high = (float(v) for v in np.quantile(draws[1] / draws[0], [0.025, 0.975]))
-    low, high = min(low, ratio), max(high, ratio)
+    together = len(a.dense) > 0 and a.dense is b.dense
+    apart = b.ratio.over(a.ratio) if together else b.absolute.over(a.absolute)
+    ratio, (low, high) = apart.value, apart.interval()
     verdict = "inconclusive"
     if all(m.trusted for m in (a, b)):
         if low >= 1 - margin and high <= 1 + margin:

@@ -5,17 +5,18 @@ Both are found while the network runs, so that they are noticed with similar del
 least 50 updates. Before a window the network runs for a while, because power and the counter's own averaging need time
 to settle.
 
-A visit is: idle, control, network, control, idle. The joules of the control workload are judged as its seconds are
-when latency is measured: other processes only add to what the counter counts. A visit counts only if the control
-before and after it is near the lowest reference, and the statistic is a low quantile of the windows that are left.
-Gross joules are the counted joules over the number of inferences. Net joules exclude what idling for as long takes.
+A round is: idle, dense network, network, dense network, another network, ..., dense network, idle. As when latency is
+measured, a window counts as a ratio to the dense network's windows before and after it, because what other processes
+add to the counter lasts longer than a pair of windows. Gross joules are the counted joules over the number of
+inferences. Net joules exclude what idling for as long takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,17 +25,18 @@ from dsa_hw.errors import MeasurementError, ProfileError
 from dsa_hw.utils.arrays import Floats
 from profilers.measuring import environment as environments
 from profilers.measuring import report, statistics
-from profilers.measuring.bench import Bench
+from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.counters import Counter, Total, find
 from profilers.measuring.measurement import Measurement, Samples
-from profilers.measuring.reference import Reference, ReferenceFile
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.sittings import SittingFile
 from profilers.targets import Loaded, Target
 
 __all__ = ["EnergyBench", "EnergyMeasurement", "Window", "update_period"]
 
 _UPDATES = 50  # in a window: with unaligned ends, one update is 2%
-_CONTROL_UPDATES = 10  # with aligned ends, ten updates are enough to detect 3%
+_IDLE_UPDATES = 10  # with aligned ends, ten updates are enough to detect 3%
+_ROUNDS = 2  # in a block: a window is already many runs
 _BLUR = 80  # a window is this many times longer than the uncertainty of each of its ends
 _LEAST_SECONDS = 0.25  # of a window, for fast counters
 _SETTLE = 0.5  # seconds under load before a window; and five updates
@@ -103,7 +105,7 @@ class EnergyMeasurement(Measurement):
 
     @property
     def joules(self) -> float:
-        """Gross joules of one inference: the statistic of the accepted windows."""
+        """Gross joules of one inference: the statistic of the windows."""
         return self.value
 
     @property
@@ -115,7 +117,7 @@ class EnergyMeasurement(Measurement):
     def net(self) -> float:
         """Joules of one inference beyond idling."""
         idle = self._of("idle_watts") * self._of("seconds")
-        net = self.accepted_runs[0] - idle
+        net = self.samples.values - idle
         return statistics.quantile(net, self.rules.order) if len(net) else math.nan
 
     @property
@@ -138,19 +140,14 @@ class EnergyMeasurement(Measurement):
         return {name: float(getattr(self, name)) for name in self.further_columns}
 
     def _of(self, name: str) -> Floats:
-        """Return an extra array of the accepted windows; NaN where it is missing."""
+        """Return an extra array of the windows; NaN where it is missing."""
         values = self.samples.extra.get(name)
-        return np.full(self.runs, np.nan) if values is None else np.asarray(values[self.accepted], np.float64)
+        return np.full(self.runs, np.nan) if values is None else np.asarray(values, np.float64)
 
     def _median(self, name: str) -> float:
         values = self._of(name)
         values = values[np.isfinite(values)]
         return float(np.median(values)) if len(values) else math.nan
-
-    @property
-    def needed(self) -> tuple[int, int]:
-        """Accepted windows that the rules require, as runs and as visits."""
-        return self.rules.least_windows, self.rules.least_windows
 
     def __repr__(self) -> str:
         return report.energy(self)
@@ -163,8 +160,8 @@ class EnergyBench(Bench):
         target: Where networks run.
         counter: What `Counter.of` takes; the device's own counter if None.
         rules: The rules of measuring; the defaults if None.
-        references: Where references are kept; the user's cache folder if None.
-        control: The control workload; the target's own if None.
+        network: Fingerprint and inputs of the dense network, under which sittings are compared; None compares none.
+        sittings: Where the scatter of sittings is kept; the user's cache folder if None.
         environment: Versions, device and settings; determined if None.
         seed: Seed of the order of visits.
 
@@ -182,8 +179,8 @@ class EnergyBench(Bench):
         counter: Any = None,
         *,
         rules: MeasuringRules | None = None,
-        references: ReferenceFile | None = None,
-        control: Loaded | None = None,
+        network: tuple[str, Sequence[Any]] | None = None,
+        sittings: SittingFile | None = None,
         environment: Mapping[str, str] | None = None,
         seed: int = 0,
     ) -> None:
@@ -200,98 +197,66 @@ class EnergyBench(Bench):
             about["power cap"] = f"{cap:g} W"
         super().__init__(
             target,
-            rules=rules,
-            references=references,
-            control=control,
+            network=network,
+            rules=replace(rules or MeasuringRules(), rounds=_ROUNDS, least_seconds=0.0),
+            sittings=sittings,
             environment=about,
             seed=seed,
             clock=self.counter.clock,
         )
-        self._idle_before: tuple[float, float] | None = None
-        self._controls: list[float] = []
+        self._expected: weakref.WeakKeyDictionary[Loaded, float] = weakref.WeakKeyDictionary()
         self._reading = _reading_takes(self.counter)
-
-    def calibrate(self, seconds: float = 0.5) -> Reference:
-        """Warm up the control, measure it four times, and return the lower of that and the stored reference."""
-        with self.target.active():
-            self._expected[self._control] = self._warm_up(self._control)
-            for _ in range(4):
-                self._read_control()
-        return self._refer()
-
-    def _refer(self) -> Reference:
-        # The lower quartile of this session's readings does not depend on a single low one.
-        self._reference = self.references.lower(self.key, float(np.quantile(self._controls, 0.25)))
-        return self._reference
-
-    def _before_rounds(self) -> None:
-        self._idle_before = None  # time has passed since the last call
-
-    def _between_rounds(self) -> None:
-        pass
-
-    def _after_rounds(self, networks: Mapping[str, Loaded], rules: MeasuringRules) -> None:
-        pass
-
-    def _with_hidden(
-        self, networks: Mapping[str, Loaded], judged: Mapping[str, Measurement], rules: MeasuringRules
-    ) -> dict[str, Measurement]:
-        return dict(judged)  # the counter includes everything that happens during a window
-
-    def wait_until_quiet(
-        self, networks: Mapping[str, Loaded], limit: float, rules: MeasuringRules | None = None
-    ) -> bool:
-        """Return True: without scans of the control there is nothing to wait for."""
-        return True
 
     def least_seconds(self, networks: int) -> float:
         """Return 1.25 times the time that the required windows of a number of networks take.
 
-        A visit is a window, two controls and one idle period (the next one begins where it ends), each after settling;
-        the first visit has two idle periods. Networks that take longer than a few updates need more.
+        Every network has a window, and the dense network one more than all others; a round begins and ends with an
+        idle period. Each is preceded by settling. Networks that take longer than a few updates need more.
         """
         settle = max(5 * self.period, _SETTLE) + self.period
-        short = max(_CONTROL_UPDATES * self.period, _LEAST_SECONDS)
-        visit = max(_UPDATES * self.period, _LEAST_SECONDS) + 3 * short + 4 * settle
-        calibration = 4 * (short + settle) if self._reference is None else 0.0
-        return 1.25 * (calibration + networks * self.rules.least_windows * visit + short + settle)
+        window = max(_UPDATES * self.period, _LEAST_SECONDS) + settle
+        idle = max(_IDLE_UPDATES * self.period, _LEAST_SECONDS) + settle
+        rounds = self.rules.least_blocks * self.rules.rounds
+        return 1.25 * rounds * ((2 * networks + 1) * window + 2 * idle)
 
-    def _visit(self, loaded: Loaded, number: int) -> Samples:
-        # The idle period after one visit is the one before the next, unless time has passed between.
-        recent = self._clock() - 2 * self.period - 1e-2
-        idle = self._idle_before
-        first = idle[1] if idle is not None and idle[0] >= recent else self._idle()
-        before = self._read_control()
-        window = self._window(loaded, _UPDATES)
-        state = self.counter.state()
-        after = self._read_control()
+    def _copies(self, sizes: Sequence[int], dense: int) -> tuple[int, int]:
+        return 1, 1  # a window is many runs of one network
+
+    def _warm_up(self, loaded: Loaded) -> None:
+        super()._warm_up(loaded)
+        self._expected[loaded] = float(np.median(loaded.run(3)))
+
+    def _round(self, order: Sequence[str], steps: Sequence[Loaded], block: int, sitting: int) -> dict[str, Samples]:
+        first = self._idle()
+        windows, states = [], []
+        for loaded in steps:
+            windows.append(self._window(loaded, _UPDATES))
+            states.append(self.counter.state())
         second = self._idle()
-        self._idle_before = (self._clock(), second)
-        self._refer()
-        taken = window.seconds / window.inferences
-        extra = {
-            "seconds": taken,
-            "watts": window.watts,
-            "idle_watts": (first + second) / 2,
-            "idle_before": first,
-            "idle_after": second,
-            "inferences": float(window.inferences),
-            "updates": float(window.updates),
-            **{name: float(value) for name, value in state.items()},
-        }
-        return Samples(
-            np.asarray([window.joules / window.inferences]),
-            np.asarray([number]),
-            np.asarray([before]),
-            np.asarray([after]),
-            np.asarray([math.nan]),
-            {name: np.asarray([value]) for name, value in extra.items()},
-        )
+        joules = [w.joules / w.inferences for w in windows]
+        extras = [
+            {
+                "seconds": w.seconds / w.inferences,
+                "watts": w.watts,
+                "idle_watts": (first + second) / 2,
+                "idle_before": first,
+                "idle_after": second,
+                "inferences": float(w.inferences),
+                "updates": float(w.updates),
+                **{name: float(value) for name, value in state.items()},
+            }
+            for w, state in zip(windows, states, strict=True)
+        ]
 
-    def _read_control(self) -> float:
-        window = self._window(self._control, _CONTROL_UPDATES)
-        self._controls.append(window.joules / window.inferences)
-        return self._controls[-1]
+        def sample(i: int, before: float, after: float) -> Samples:
+            extra = {name: np.asarray([value]) for name, value in extras[i].items()}
+            return Samples.of(np.asarray([joules[i]]), before, after, block, sitting, extra)
+
+        found = {name: sample(2 * i + 1, joules[2 * i], joules[2 * i + 2]) for i, name in enumerate(order)}
+        pivots = list(range(0, len(steps), 2) if order else range(len(steps)))
+        sides = [math.inf, *(joules[i] for i in pivots), math.inf]
+        found[DENSE] = Samples.joined([sample(i, sides[n], sides[n + 2]) for n, i in enumerate(pivots)])
+        return found
 
     def _window(self, loaded: Loaded, updates: int) -> Window:
         """Return a window over runs of ``loaded`` with at least ``updates`` updates.
@@ -317,7 +282,7 @@ class EnergyBench(Bench):
             self.counter.sleep(max(self.period / 8, 50 * self._reading, 1e-4))
             return 0
 
-        return self._between(rest, max(_CONTROL_UPDATES * self.period, _LEAST_SECONDS)).watts
+        return self._between(rest, max(_IDLE_UPDATES * self.period, _LEAST_SECONDS)).watts
 
     def _between(self, work: Callable[[], int], length: float) -> Window:
         """Do ``work`` until power has settled and the counter moves, then until it moves after ``length`` seconds."""

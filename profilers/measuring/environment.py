@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from profilers.measuring.control import control_name
 from profilers.targets import Target
 
 __all__ = ["differences", "digest", "environment"]
@@ -30,7 +29,6 @@ def environment(target: Target) -> dict[str, str]:
         return {"target": target.title, "estimated": target.estimated, **target.describe()}
     return {
         "target": target.title,
-        "control": control_name(target),
         "cpu": _cpu_model(),
         "cores": str(_cores()),
         "governor": _read(_CPU / "cpu0/cpufreq/scaling_governor") or "not visible",

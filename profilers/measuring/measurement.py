@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from dsa_hw.utils.arrays import Bools, Floats, Ints
+from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.text import percent
 from profilers.measuring import report, statistics
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.sittings import Scatter
+from profilers.measuring.statistics import Estimate
 
-__all__ = ["Measurement", "Samples"]
+__all__ = ["Measurement", "Samples", "pooled"]
+
+_FREEDOM = 4.0  # with which the disagreement of two estimates is counted as a variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,47 +28,52 @@ class Samples:
 
     Attributes:
         values: Seconds of each run; joules where energy is measured.
-        visit: The visit that each run belongs to.
-        before: The control reading before that visit, in the unit of ``values``.
-        after: The control reading after that visit, in the unit of ``values``.
-        wait: Share of the visit spent waiting for a processor; NaN where the system does not report it.
+        before: The dense network's last run before it, in the unit of ``values``; infinity where there is none.
+        after: The dense network's next run after it, likewise.
+        block: The block that each run belongs to; in each block, networks are loaded again.
+        sitting: The sitting that each run belongs to: one process at one time.
         extra: Further arrays by name.
     """
 
     values: Floats
-    visit: Ints
     before: Floats
     after: Floats
-    wait: Floats
+    block: Ints
+    sitting: Ints
     extra: Mapping[str, Floats] = field(default_factory=dict)
 
     @staticmethod
     def empty() -> Samples:
         """Return no runs."""
-        none = np.zeros(0)
-        return Samples(none, np.zeros(0, np.int64), none, none, none)
+        none, no = np.zeros(0), np.zeros(0, np.int64)
+        return Samples(none, none, none, no, no)
 
     @staticmethod
-    def of_visit(values: Floats, visit: int, before: float, after: float, wait: float) -> Samples:
-        """Return the runs of one visit; arguments as for the class."""
+    def of(
+        values: Floats,
+        before: float | Floats,
+        after: float | Floats,
+        block: int = 0,
+        sitting: int = 0,
+        extra: Mapping[str, Floats] | None = None,
+    ) -> Samples:
+        """Return runs of one block; arguments as for the class."""
         n = len(values)
-        return Samples(values, np.full(n, visit), np.full(n, before), np.full(n, after), np.full(n, wait))
+        first, last = (np.broadcast_to(np.asarray(side, np.float64), (n,)) for side in (before, after))
+        runs = np.asarray(values, np.float64)
+        return Samples(runs, first, last, np.full(n, block), np.full(n, sitting), extra or {})
 
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
-        """Return all runs of ``parts``; visits are renumbered so that those of different parts stay different."""
+        """Return all runs of ``parts``."""
         if not parts:
             return Samples.empty()
-        visits, offset = [], 0
-        for part in parts:
-            visits.append(part.visit + offset)
-            offset += int(part.visit.max(initial=-1)) + 1
         return Samples(
             np.concatenate([p.values for p in parts]),
-            np.concatenate(visits),
             np.concatenate([p.before for p in parts]),
             np.concatenate([p.after for p in parts]),
-            np.concatenate([p.wait for p in parts]),
+            np.concatenate([p.block for p in parts]),
+            np.concatenate([p.sitting for p in parts]),
             {
                 name: np.concatenate([p.extra.get(name, np.full(len(p), np.nan)) for p in parts])
                 for name in dict.fromkeys(key for p in parts for key in p.extra)
@@ -74,40 +83,79 @@ class Samples:
     def __len__(self) -> int:
         return len(self.values)
 
-    def accepted(self, reference: float, rules: MeasuringRules) -> Bools:
-        """Return which runs count, shape (n,): both control readings near the reference, and no waiting between."""
-        limit = reference * (1 + rules.tolerance)
-        near = (self.before <= limit) & (self.after <= limit)
-        held = np.nan_to_num(self.wait, nan=0.0) > rules.waiting
-        return np.asarray(near & ~held)
+    def of_sitting(self, sitting: int | None) -> Samples:
+        """Return the runs of one sitting."""
+        here = self.sitting == sitting
+        times = self.values[here], self.before[here], self.after[here]
+        extra = {name: array[here] for name, array in self.extra.items()}
+        return Samples(*times, self.block[here], self.sitting[here], extra)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(np.unique(np.stack([self.sitting, self.block]), axis=1).T) if len(self) else 0
+
+    def ratios(self) -> dict[tuple[int, int], float]:
+        """Return the median ratio to the dense network's neighbouring runs, as a logarithm, by sitting and block.
+
+        A run is compared with the faster one of its two neighbours: interference that hits one of them does not count.
+        Runs without two neighbours are left out.
+        """
+        whole = np.isfinite(self.before) & np.isfinite(self.after)
+        logs = np.log(self.values[whole] / np.minimum(self.before, self.after)[whole])
+        sitting, block = self.sitting[whole], self.block[whole]
+        keys = sorted(set(zip(sitting.tolist(), block.tolist(), strict=True)))
+        return {(s, b): float(np.median(logs[(sitting == s) & (block == b)])) for s, b in keys}
+
+
+def block_logs(samples: Samples, dense: Samples) -> dict[int, Floats]:
+    """Return the ratio of a network to the dense network in each block, as logarithms, by sitting.
+
+    Runs of the dense network are compared with their neighbours in the same way, and the ratio is that of the two
+    comparisons: what choosing the faster neighbour does to them cancels.
+    """
+    own, whole = samples.ratios(), dense.ratios()
+    found: dict[int, list[float]] = {}
+    for (sitting, block), log in own.items():
+        found.setdefault(sitting, []).append(log - whole.get((sitting, block), 0.0))
+    return {sitting: np.asarray(logs) for sitting, logs in found.items()}
+
+
+def pooled(samples: Sequence[Samples], dense: Samples) -> float:
+    """Return the variance of a block's ratio, over all networks and sittings."""
+    logs = [block_logs(s, dense) for s in samples if len(s)]
+    return statistics.pooled_variance([v for each in logs for v in each.values()])[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Measurement:
     """Time of one network on one target, with everything that follows from its runs. The repr is a report.
 
-    A time that the target computed (see ``estimated``) is one exact run, and trusted.
+    The value is the product of a scale (a quantile of the dense network's runs) and of the network's ratio to the
+    dense network. A tail ("p95") is a quantile of the runs themselves. A value that the target computed (see
+    ``estimated``) is exact.
 
     Attributes:
         what: Name of the network.
         target: Title of the target.
         samples: The raw runs.
-        reference: The control reading on the undisturbed machine; NaN where it is not known.
-        rules: The rules by which the runs are judged.
+        dense: The runs of the dense network in the same sittings.
+        rules: The rules of measuring.
         environment: Versions, device and settings.
-        hidden: Upper bound of the inflation that the control cannot detect, see
-            `profilers.measuring.interference.inflation`.
-        own: How much of it this network shows, with a standard error; None where there were too few visits to tell.
+        scatter: How much sittings differ from each other.
+        block_variance: Variance of a block, pooled over the networks of the same sittings.
+        look: Which look at growing data this is, where looks decide whether to go on; 0 where they do not.
     """
 
     what: str
     target: str
     samples: Samples
-    reference: float
+    dense: Samples
     rules: MeasuringRules = field(default_factory=MeasuringRules)
     environment: Mapping[str, str] = field(default_factory=dict)
-    hidden: float = 0.0
-    own: tuple[float, float] | None = None
+    scatter: Scatter = field(default_factory=Scatter)
+    block_variance: float = statistics.PRIOR_BLOCK**2
+    look: int = 0
 
     #: What is measured, and the columns of a profile table that only this quantity has.
     quantity: ClassVar[str] = "latency"
@@ -123,32 +171,81 @@ class Measurement:
         return self.environment.get("estimated")
 
     @cached_property
-    def accepted(self) -> Bools:
-        """Which of the samples count, shape (n,)."""
+    def within(self) -> Estimate:
+        """The ratio to the dense network in these sittings, without the scatter between sittings."""
+        return self._ratio(0.0)
+
+    @cached_property
+    def ratio(self) -> Estimate:
+        """The ratio to the dense network."""
+        if not self.rules.paired:
+            return self.absolute.over(self._tail(self.dense)) if len(self.dense) else self.absolute
+        return self._ratio(self.scatter.at(self.within.log))
+
+    @cached_property
+    def absolute(self) -> Estimate:
+        """The value in seconds or joules."""
         if self.estimated:
-            return np.ones(len(self.samples), np.bool_)
-        return self.samples.accepted(self.reference, self.rules)
+            return Estimate(math.log(float(self.samples.values[0])))
+        if not self.rules.paired:
+            return self._tail(self.samples)
+        return self.ratio.times(self.scale)
 
     @cached_property
-    def accepted_runs(self) -> tuple[Floats, Ints]:
-        """Values and visits of the runs that count."""
-        return self.samples.values[self.accepted], self.samples.visit[self.accepted]
+    def scale(self) -> Estimate:
+        """The dense network's time (or energy): the quantile of its runs that the statistic names, by blocks."""
+        runs, order = self.dense, self.rules.order
+        parts = []
+        for sitting in np.unique(runs.sitting):
+            here = runs.sitting == sitting
+            values, block = runs.values[here], runs.block[here]
+            each = [math.log(np.quantile(values[block == b], order)) for b in np.unique(block)]
+            parts.append(statistics.mean_of_blocks(each))
+        return _over_sittings(parts, self.scatter.scale, self.scatter.scale_freedom)
 
-    @cached_property
-    def _interval(self) -> tuple[float, float]:
-        if self.estimated and self.runs:
-            return self.value, self.value
-        return statistics.interval(*self.accepted_runs, self.rules.order)
+    def _ratio(self, between: float) -> Estimate:
+        if self.samples is self.dense:
+            return Estimate(0.0)
+        if self.estimated:
+            return Estimate(math.log(self.samples.values[0] / self.samples.before[0]))
+        logs = block_logs(self.samples, self.dense)
+        parts = {s: statistics.mean_of_blocks(values, self.block_variance) for s, values in logs.items()}
+        if between:
+            parts = {s: part.widened(self._disagreement(s, part.log) ** 2, _FREEDOM) for s, part in parts.items()}
+        return _over_sittings(list(parts.values()), between, self.scatter.ratio_freedom)
+
+    def _disagreement(self, sitting: int, log: float) -> float:
+        """Return how far the ratio of the medians of a sitting's runs is from the median ratio, as logarithms.
+
+        On a machine that is left alone the two agree. Where interference is about as short as the runs, both are off,
+        and differently: what they differ by is added to the error.
+        """
+        own, whole = (part.of_sitting(sitting).values for part in (self.samples, self.dense))
+        return math.log(float(np.median(own)) / float(np.median(whole))) - log
+
+    def _tail(self, samples: Samples) -> Estimate:
+        _, block = np.unique(np.stack([samples.sitting, samples.block]), axis=1, return_inverse=True)
+        found = statistics.quantile_estimate(samples.values, np.ravel(block), self.rules.order)
+        sittings = len(np.unique(samples.sitting))
+        return found.widened(self.scatter.scale / sittings, self.scatter.scale_freedom)
 
     @property
     def value(self) -> float:
-        """The statistic of the accepted runs, in seconds or joules."""
-        return self.quantile(self.rules.order)
+        """The statistic, in seconds or joules; NaN without runs."""
+        return self.absolute.value if self.runs else float("nan")
 
     @property
     def seconds(self) -> float:
-        """The statistic of the accepted runs, in seconds."""
+        """The statistic, in seconds."""
         return self.value
+
+    @cached_property
+    def _interval(self) -> tuple[float, float]:
+        return self.absolute.interval(self.confidence()) if self.runs else (0.0, float("inf"))
+
+    def confidence(self, wanted: float = 0.95) -> float:
+        """Return the confidence at which to take an interval, so that all looks together have the wanted one."""
+        return statistics.confidence_at_look(wanted, self.look)
 
     @property
     def low(self) -> float:
@@ -162,46 +259,36 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Median of the accepted runs."""
+        """Median of the runs."""
         return self.quantile(0.5)
 
     @property
     def p90(self) -> float:
-        """90th percentile of the accepted runs."""
+        """90th percentile of the runs."""
         return self.quantile(0.9)
 
     @property
     def p95(self) -> float:
-        """95th percentile of the accepted runs."""
+        """95th percentile of the runs."""
         return self.quantile(0.95)
 
     @property
     def p99(self) -> float:
-        """99th percentile of the accepted runs."""
+        """99th percentile of the runs."""
         return self.quantile(0.99)
 
     def quantile(self, q: float) -> float:
-        """Return the ``q`` quantile of the accepted runs; NaN where there are none."""
-        return statistics.quantile(self.accepted_runs[0], q) if self.runs else float("nan")
+        """Return the ``q`` quantile of the runs, under the conditions met; NaN where there are none."""
+        return statistics.quantile(self.samples.values, q) if self.runs else float("nan")
 
     @property
     def runs(self) -> int:
-        """Number of accepted runs."""
-        return len(self.accepted_runs[0])
-
-    @property
-    def visits(self) -> int:
-        """Number of visits with accepted runs."""
-        return len(np.unique(self.accepted_runs[1]))
-
-    @property
-    def rejected(self) -> float:
-        """Share of all runs that was rejected."""
-        return 1 - self.runs / len(self.samples) if len(self.samples) else 0.0
+        """Number of runs."""
+        return len(self.samples)
 
     @property
     def spread(self) -> float:
-        """Interquartile range of the accepted runs over their median."""
+        """Interquartile range of the runs over their median."""
         return (self.quantile(0.75) - self.quantile(0.25)) / self.median if self.runs else 0.0
 
     @property
@@ -210,57 +297,47 @@ class Measurement:
         return (self.high - self.low) / 2 / self.value if self.runs else float("inf")
 
     @property
-    def needed(self) -> tuple[int, int]:
-        """Accepted runs and visits that the rules require."""
-        return self.rules.least_runs, self.rules.least_visits
-
-    @property
     def finished(self) -> bool:
-        """Whether the stopping rule is met: enough runs and visits, and a narrow interval."""
+        """Whether the stopping rule is met: enough blocks, and a narrow interval or as many blocks as are useful."""
         if self.estimated:
             return self.runs > 0
-        runs, visits = self.needed
-        return self.runs >= runs and self.visits >= visits and self.halfwidth <= self.rules.precision
+        blocks = self.samples.blocks
+        if blocks < self.rules.least_blocks or not self.runs:
+            return False
+        if not self.rules.paired and self.runs < statistics.runs_for(self.rules.order):
+            return False  # a tail must have been seen
+        wide = self.within if self.rules.paired else self.absolute
+        if self.rules.paired and self.samples is self.dense:
+            wide = replace(self, scatter=Scatter(ratio=0.0, scale=0.0)).scale
+        require = self.rules.require
+        if require is None:
+            return blocks >= self.rules.most_blocks or wide.halfwidth() <= self.rules.precision
+        return blocks >= 4 * self.rules.most_blocks or wide.halfwidth() <= min(self.rules.precision, require / 2)
 
     @property
     def trusted(self) -> bool:
-        """Whether the value may be used."""
+        """Whether there is a value, as precise as the rules require."""
         return self.doubt is None
 
     @property
     def doubt(self) -> str | None:
         """Why the value may not be used; None where it may."""
-        if self.flaw is not None or self.estimated or self.hidden <= self.rules.worst:
-            return self.flaw
-        if self.hidden == float("inf"):
-            return "the control workload, run alone, was never undisturbed for as long as a visit takes"
-        return (
-            f"interference too short for the control workload to detect inflates every run by about "
-            f"{percent(self.hidden)} ({percent(self.rules.worst)} is allowed)"
-        )
-
-    @cached_property
-    def flaw(self) -> str | None:
-        """Why the value may not be used, apart from hidden inflation; None where nothing else is wrong."""
-        if self.estimated:
-            return None if self.runs else "the target has not computed it yet"
-        if math.isnan(self.reference):
-            return "the store has no reference of the control workload for these runs"
-        runs, visits = self.needed
-        if self.runs < runs or self.visits < visits:
-            text = (
-                f"{self.runs} of {len(self.samples)} runs were accepted, in {self.visits} visits "
-                f"({runs} runs in {visits} visits are needed)"
-            )
-            return f"{text}; {report.interference(self)}" if self.rejected > 0.2 else text
-        if self.halfwidth > self.rules.worst:
-            return f"the 95% interval is +/-{percent(self.halfwidth)} (+/-{percent(self.rules.worst)} is allowed)"
+        if not self.runs:
+            return "it was not measured within the time limit"
+        if self.rules.require is not None and self.halfwidth > self.rules.require:
+            return f"the 95% interval is +/-{percent(self.halfwidth)} (+/-{100 * self.rules.require:g}% is required)"
         return None
-
-    @property
-    def warning(self) -> str | None:
-        """What a reader should know before using the value; None where there is nothing."""
-        return report.warning(self)
 
     def __repr__(self) -> str:
         return report.latency(self)
+
+
+def _over_sittings(parts: Sequence[Estimate], variance: float, freedom: float) -> Estimate:
+    """Return the mean over sittings, each weighted by its precision, with the scatter between them."""
+    if not parts:
+        return Estimate(math.nan, math.inf, 1.0)
+    each = [part.widened(variance, freedom) for part in parts]
+    weights = [1 / max(e.variance, 1e-18) for e in each]
+    total = sum(weights)
+    log = sum(w * e.log for w, e in zip(weights, each, strict=True)) / total
+    return Estimate(log, 1 / total if any(e.variance for e in each) else 0.0, min(e.freedom for e in each))

@@ -1,11 +1,9 @@
-"""Measurements as text: reports, warnings, and what disturbed the runs."""
+"""Measurements as text."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from dsa_hw.utils.text import percent
 
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from profilers.measuring.energy_bench import EnergyMeasurement
     from profilers.measuring.measurement import Measurement
 
-__all__ = ["energy", "interference", "latency", "warning"]
+__all__ = ["energy", "latency"]
 
 
 def latency(m: Measurement) -> str:
@@ -27,7 +25,7 @@ def latency(m: Measurement) -> str:
         f"{m.what} on {m.target}: {scale * m.value:.4g} {unit}, "
         f"95% CI [{scale * m.low:.4g}, {scale * m.high:.4g}] {unit} ({m.rules.statistic})",
         f"  {'  '.join(f'{name} {scale * value:.4g}' for name, value in percentiles)} {unit}; {m.runs} runs in "
-        f"{m.visits} visits, {percent(m.rejected)} rejected, spread {percent(m.spread)}",
+        f"{m.samples.blocks} blocks, spread {percent(m.spread)}",
     )
 
 
@@ -40,32 +38,10 @@ def energy(m: EnergyMeasurement) -> str:
         f"{m.what} on {m.target}: {scale * m.joules:.4g} {unit} per inference, "
         f"95% CI [{scale * m.low:.4g}, {scale * m.high:.4g}] {unit} ({m.rules.statistic}), "
         f"net of idling {scale * m.net:.4g} {unit}",
-        f"  {m.watts:.4g} W while running, {m.idle_watts:.4g} W idle{temperature}; {m.runs} windows, "
-        f"{percent(m.rejected)} rejected; counter {m.environment.get('counter', 'unknown')}",
+        f"  {m.watts:.4g} W while running, {m.idle_watts:.4g} W idle{temperature}; {m.runs} windows; "
+        f"counter {m.environment.get('counter', 'unknown')}",
     )
 
 
 def _with_warning(m: Measurement, *lines: str) -> str:
-    return "\n".join((*lines, f"  WARNING: {m.warning}") if m.warning else lines)
-
-
-def warning(m: Measurement) -> str | None:
-    """Return what a reader should know before using the value; None where there is nothing."""
-    if m.doubt is not None:
-        return f"do not use this value: {m.doubt}"
-    if not m.finished:
-        return f"the interval is wider than the requested {percent(m.rules.precision)}; measure longer"
-    if m.rejected > 0.5:
-        return f"{percent(m.rejected)} of the runs were rejected; {interference(m)}"
-    return None
-
-
-def interference(m: Measurement) -> str:
-    """Return what disturbed the runs, by the control workload and by waits for a processor."""
-    controls = np.concatenate([m.samples.before, m.samples.after])
-    factor = float(np.median(controls)) / m.reference if len(controls) else float("nan")
-    text = f"the control workload took {factor:.2f} times its reference of {1e3 * m.reference:.4g} "
-    if m.quantity == "energy":
-        return f"{text}mJ in the median: another process uses the chip, or its clock frequency changed"
-    held = float(np.mean(np.nan_to_num(m.samples.wait) > m.rules.waiting)) if len(m.samples) else 0.0
-    return f"{text}ms in the median, and {percent(held)} of the runs waited for a processor"
+    return "\n".join((*lines, f"  WARNING: do not use this value: {m.doubt}") if m.doubt else lines)

@@ -1,4 +1,4 @@
-"""The rules of measuring: when to stop, and which runs and results to accept."""
+"""The rules of measuring: what is reported, and when to stop."""
 
 from __future__ import annotations
 
@@ -15,40 +15,33 @@ class MeasuringRules:
 
     >>> MeasuringRules(statistic="p95").order
     0.95
-    >>> MeasuringRules.allowing(0.05).worst
-    0.05
 
     Attributes:
-        statistic: What is reported of the accepted runs: "quiet" (the lower quartile), "median", "p90", "p95" or
-            "p99".
-        precision: Stop when the 95% interval of the statistic is within this share of it.
-        worst: Refuse a measurement whose interval or undetected inflation is larger than this share.
-        tolerance: A control reading within this share of the reference counts as undisturbed.
-        waiting: Reject a visit that waited for a processor for more than this share of its time.
-        least_runs: Accepted runs that a measurement needs.
-        least_visits: Visits with accepted runs that a measurement needs.
-        least_windows: Replaces ``least_runs`` and ``least_visits`` for energy, where a window is many runs.
-        visit: Length of a visit to a network.
-        warm_in: Length of the runs that are discarded at the beginning of a visit.
+        statistic: What is reported: "quiet" (the lower quartile of the dense network's runs, times the median ratio),
+            "median" (with its median instead), or a tail of the runs themselves: "p90", "p95" or "p99".
+        precision: Stop when half of the 95% interval, without the scatter between sittings, is within this share.
+        require: Refuse a ratio to the dense network (of a network that is measured alone: a time) whose 95% interval
+            reaches further than this share to each side; None accepts every interval.
+        least_blocks: Blocks that a measurement needs.
+        most_blocks: Blocks after which a network is finished, precise or not.
+        rounds: Visits to each network in a block, at least.
+        least_seconds: Length of a block at least, so that a block of a fast network is not a moment.
     """
 
     statistic: str = "quiet"
-    precision: float = 0.01
-    worst: float = 0.02
-    tolerance: float = 0.03
-    waiting: float = 0.005
-    least_runs: int = 12
-    least_visits: int = 6
-    least_windows: int = 4
-    visit: float = 0.010
-    warm_in: float = 0.005
-
-    @classmethod
-    def allowing(cls, share: float, statistic: str = "quiet") -> MeasuringRules:
-        """Return rules that allow a disturbance of ``share``; more than 0.02 gives results on a busy machine."""
-        return cls(statistic, tolerance=max(cls.tolerance, share), worst=share)
+    precision: float = 0.015
+    require: float | None = None
+    least_blocks: int = 2
+    most_blocks: int = 3
+    rounds: int = 5
+    least_seconds: float = 0.2
 
     @property
     def order(self) -> float:
         """The quantile that the statistic is."""
         return statistics.order_of(self.statistic)
+
+    @property
+    def paired(self) -> bool:
+        """Whether the statistic is measured as a ratio to the dense network."""
+        return statistics.paired(self.statistic)

@@ -1,25 +1,34 @@
-"""Quantiles of runs that are grouped in visits, and their confidence intervals."""
+"""Estimates on a logarithmic scale, with errors that add up.
+
+Runs are grouped in blocks: in each block the networks are loaded again and visited in turns. A block has one value, the
+median over its runs, and the scatter of these values contains what differs between runs and between loads. What
+differs between processes and between hours is added by `profilers.measuring.sittings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from scipy import stats
 
 from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.text import unknown_name
 
-__all__ = ["STATISTICS", "interval", "order_of", "quantile", "resampled"]
+__all__ = [
+    "PRIOR_BLOCK", "STATISTICS", "Estimate", "confidence_at_look", "mean_of_blocks", "order_of",
+    "paired", "pooled_variance", "quantile", "quantile_estimate", "runs_for",
+]  # fmt: skip
 
-# Interference only adds time, so it affects the upper part of a sample. The lower quartile stays a value of the
-# undisturbed distribution until three quarters of the accepted runs are disturbed; in contrast to the minimum it does
-# not decrease with the number of runs.
+# Interference only adds time, so the lower quartile of the dense network's runs is near its undisturbed time.
 STATISTICS: Mapping[str, float] = MappingProxyType({"quiet": 0.25, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99})
 
-_RESAMPLES = 400
+PRIOR_BLOCK = 0.01
+"""Standard deviation of a block that is assumed until there are enough blocks to know it."""
+_PRIOR_FREEDOM = 4.0  # how many degrees of freedom that assumption, or the pooled value, counts for
 
 
 def order_of(statistic: str) -> float:
@@ -29,59 +38,139 @@ def order_of(statistic: str) -> float:
     return STATISTICS[statistic]
 
 
+def paired(statistic: str) -> bool:
+    """Return whether a statistic is a typical value, measured as a ratio; tails are quantiles of the runs themselves.
+
+    >>> paired("quiet"), paired("p95")
+    (True, False)
+    """
+    return order_of(statistic) <= 0.5
+
+
 def quantile(values: Floats, q: float) -> float:
     """Return the ``q`` quantile of ``values`` (n,), linear between order statistics."""
     return float(np.quantile(values, q))
 
 
-def resampled(values: Floats, visits: Ints, q: float, seed: int = 0) -> Floats:
-    """Return quantiles of bootstrap resamples, shape (400,).
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated positive number: the logarithm is normal around ``log``, up to the error of its variance.
 
-    Runs of one visit are not independent, so whole visits are drawn, not runs. A resample is a multinomial weight per
-    visit; its quantile is the first value, in order, where the cumulated weight reaches q of the total.
+    >>> [round(end, 3) for end in Estimate(math.log(2.0), 1e-4, 30).interval()]
+    [1.96, 2.041]
 
-    Args:
-        values: The runs, shape (n,).
-        visits: The visit of each run, shape (n,).
-        q: Order of the quantile.
-        seed: Seed of the resampling.
+    Attributes:
+        log: Natural logarithm of the value.
+        variance: Of ``log``.
+        freedom: Degrees of freedom with which the variance is known.
     """
-    _, index = np.unique(visits, return_inverse=True)
-    count = int(index.max()) + 1
-    order = np.argsort(values, kind="stable")
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(count, np.full(count, 1 / count), _RESAMPLES)[:, index[order]]
-    cumulated = np.cumsum(weights, axis=1)
-    reached = cumulated >= q * cumulated[:, -1:]
-    chosen: Floats = values[order][np.argmax(reached, axis=1)]
-    return chosen
+
+    log: float
+    variance: float = 0.0
+    freedom: float = math.inf
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        return math.exp(self.log)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the interval that contains the number with this confidence (Student's t)."""
+        if not self.variance > 0:
+            return self.value, self.value
+        from scipy import special  # takes longer to import than a command's help takes to print
+
+        reach = float(special.stdtrit(min(self.freedom, 1e9), (1 + confidence) / 2)) * math.sqrt(self.variance)
+        return math.exp(self.log - reach), math.exp(min(self.log + reach, 700.0))
+
+    def halfwidth(self, confidence: float = 0.95) -> float:
+        """Return half of the interval's length over the value."""
+        low, high = self.interval(confidence)
+        return (high - low) / 2 / self.value
+
+    def times(self, other: Estimate) -> Estimate:
+        """Return the product with an independent number."""
+        return Estimate(self.log + other.log, *_added((self.variance, self.freedom), (other.variance, other.freedom)))
+
+    def over(self, other: Estimate) -> Estimate:
+        """Return the quotient by an independent number."""
+        return self.times(Estimate(-other.log, other.variance, other.freedom))
+
+    def widened(self, variance: float, freedom: float) -> Estimate:
+        """Return the same value with a further, independent error."""
+        return Estimate(self.log, *_added((self.variance, self.freedom), (variance, freedom)))
 
 
-def interval(values: Floats, visits: Ints, q: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Return a confidence interval of the ``q`` quantile of runs that are grouped in visits.
+def _added(*parts: tuple[float, float]) -> tuple[float, float]:
+    """Add variances; the degrees of freedom follow Welch and Satterthwaite."""
+    total = sum(variance for variance, _ in parts)
+    if not total > 0:
+        return 0.0, math.inf
+    rest = sum(variance**2 / freedom for variance, freedom in parts)
+    return total, total**2 / rest if rest > 0 else math.inf
 
-    On each side it is the wider of two intervals: the bootstrap over visits, which is correct when the runs of a visit
-    are similar but too narrow for few visits, and the order-statistic interval, which is exact for independent runs of
-    any distribution because the number of runs below the quantile is binomial. With too few runs for the order
-    statistics, the lower end is the smallest run and the upper end is infinity.
 
-    Args:
-        values: The runs, shape (n,).
-        visits: The visit of each run, shape (n,).
-        q: Order of the quantile.
-        confidence: Coverage of the interval.
+def pooled_variance(groups: Iterable[Floats]) -> tuple[float, float]:
+    """Return the variance of values around the mean of their group, over all groups, and its degrees of freedom.
 
-    Returns:
-        The lower and the upper end; 0 and infinity without runs.
+    The prior `PRIOR_BLOCK` counts for four degrees of freedom, so that a few groups give a plausible value too.
     """
+    total, freedom = _PRIOR_FREEDOM * PRIOR_BLOCK**2, _PRIOR_FREEDOM
+    for values in groups:
+        if len(values) > 1:
+            total += float(((values - values.mean()) ** 2).sum())
+            freedom += len(values) - 1
+    return total / freedom, freedom
+
+
+def mean_of_blocks(values: Sequence[float] | Floats, pooled: float = PRIOR_BLOCK**2) -> Estimate:
+    """Return the mean of block values (logarithms).
+
+    Two or three blocks know their own variance badly. It is therefore moderated: the variance ``pooled`` over other
+    networks counts for four degrees of freedom.
+    """
+    array = np.asarray(values, np.float64)
+    own = float(((array - array.mean()) ** 2).sum())
+    freedom = _PRIOR_FREEDOM + len(array) - 1
+    return Estimate(float(array.mean()), (_PRIOR_FREEDOM * pooled + own) / freedom / len(array), freedom)
+
+
+def runs_for(q: float) -> int:
+    """Return how many runs the ``q`` quantile needs: with fewer, all of them may be below it (2.5%).
+
+    >>> runs_for(0.5), runs_for(0.95), runs_for(0.99)
+    (6, 72, 368)
+    """
+    return math.ceil(math.log(0.025) / math.log(q))
+
+
+def quantile_estimate(values: Floats, block: Ints, q: float) -> Estimate:
+    """Return a quantile of the runs as an estimate.
+
+    Its variance is the larger of two: that of the order statistics, which is exact for independent runs of any
+    distribution, and that of the quantiles of the blocks.
+    """
+    from scipy import stats
+
     n = len(values)
-    if n == 0:
-        return 0.0, float("inf")
-    tail = (1 - confidence) / 2
     ordered = np.sort(values)
-    below = int(stats.binom.ppf(tail, n, q)) - 1
-    above = int(stats.binom.ppf(1 - tail, n, q))
-    low = float(ordered[max(below, 0)])
-    high = float(ordered[above]) if above < n else float("inf")
-    draws = np.quantile(resampled(values, visits, q), [tail, 1 - tail])
-    return min(low, float(draws[0])), max(high, float(draws[1]))
+    low, high = int(stats.binom.ppf(0.025, n, q)), int(stats.binom.ppf(0.975, n, q))
+    reach = math.log(ordered[min(high, n - 1)] / ordered[max(low - 1, 0)]) / 2 / 1.96
+    if n < runs_for(q):  # the tail was not seen: the largest run bounds it from below only
+        reach *= 3
+    each = np.asarray([np.log(np.quantile(values[block == b], q)) for b in np.unique(block)])
+    between = float(each.var(ddof=1)) / len(each) if len(each) > 1 else 0.0
+    freedom = max(len(each) - 1, _PRIOR_FREEDOM)
+    return Estimate(math.log(quantile(values, q)), max(reach**2, between), freedom)
+
+
+def confidence_at_look(confidence: float, look: int) -> float:
+    """Return the confidence to use at the ``look``-th look at growing data; 0 stands for a single look.
+
+    The error rate is divided among the looks as 1/2, 1/6, 1/12, ..., which adds up to 1. By the union bound, all
+    intervals together contain the value with the stated confidence, whenever measuring stops.
+
+    >>> [round(confidence_at_look(0.9, look), 3) for look in (0, 1, 2)]
+    [0.9, 0.95, 0.983]
+    """
+    return 1 - (1 - confidence) / (look * (look + 1)) if look else confidence

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from dsa_hw.channels import shrink
 from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arrays import Floats, Ints
-from profilers.networks.loaded import Loaded
+from profilers.networks.loaded import Loadable, Loaded
 from profilers.networks.onnx_export import at_precision, export, generic
 from profilers.networks.onnx_narrow.template import OnnxTemplate
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
     from profilers.targets import Target
 
-__all__ = ["ConfigurationBuilder", "load_module"]
+__all__ = ["ConfigurationBuilder", "loadable_module"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 _AGREEMENT = {"fp32": 1e-3, "fp16": 5e-2}
 
 
-def load_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -> Loaded:
-    """Load one network, unchanged, on a target.
+def loadable_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -> Loadable:
+    """Prepare one network, unchanged, for a target. It is exported once, however often it is loaded.
 
     Args:
         model: The network; a copy in evaluation mode is loaded.
@@ -40,12 +40,14 @@ def load_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -> Lo
         target: Where it will run.
 
     Returns:
-        The network, ready to run.
+        The network, ready to be loaded.
     """
     module, arguments = at_precision(generic(model).cpu(), tuple(x.cpu() for x in inputs), target.precision)
+    size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
     if target.artefact == "onnx":
-        return target.load(bytes(export(module, arguments).SerializeToString()), arguments)
-    return target.load(module, arguments)
+        content = bytes(export(module, arguments).SerializeToString())
+        return Loadable(lambda: target.load(content, arguments), size)
+    return Loadable(lambda: target.load(copy.deepcopy(module), arguments), size)  # every copy has its own weights
 
 
 class ConfigurationBuilder:
@@ -102,6 +104,11 @@ class ConfigurationBuilder:
     def load(self, widths: Sequence[int]) -> Loaded:
         """Return a configuration, ready to run."""
         return self.target.load(self.artefact(self.kept(widths)), self.inputs)
+
+    def loadable(self, widths: Sequence[int]) -> Loadable:
+        """Return a configuration that is built and loaded when it is needed; its size is a rough one."""
+        share = float(np.mean((np.asarray(widths) / np.asarray(self.groups.sizes)) ** 2)) if len(widths) else 1.0
+        return Loadable(lambda: self.load(widths), int(share * self.size))
 
     def check(self, seed: int = 0, rounds: int = 2) -> float | None:
         """Compare outputs of narrowed graphs and of shrunk networks.

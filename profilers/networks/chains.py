@@ -1,6 +1,6 @@
 """Small chains of convolutions and linear layers, as an ``nn.Module`` or as ONNX.
 
-The control workload and the grid sweep need many small networks on the target. Exporting one through torch takes a
+The grid sweep needs many small networks on the target. Exporting one through torch takes a
 second; writing its ONNX graph directly takes a millisecond.
 """
 
@@ -51,6 +51,11 @@ class Layer:
     def macs(self) -> int:
         """Multiply-accumulate operations of one run with batch size 1."""
         return int(np.prod(self.kernel + self.out_side)) * self.outputs * self.inputs // self.groups
+
+    @property
+    def weights(self) -> int:
+        """Number of weights, without biases."""
+        return int(np.prod(self.kernel)) * self.outputs * self.inputs // self.groups
 
     def widened(self, inputs: int | None = None, outputs: int | None = None) -> Layer:
         """Return the same layer at other widths; a depthwise layer stays depthwise."""

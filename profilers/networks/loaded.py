@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dsa_hw.errors import MeasurementError
 from dsa_hw.utils.arrays import Floats
 
-__all__ = ["Loaded"]
+__all__ = ["Loadable", "Loaded"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,3 +59,16 @@ class Loaded:
             once()
             stamps.append(clock())
         return np.diff(np.asarray(stamps))
+
+
+@dataclass(frozen=True, eq=False)
+class Loadable:
+    """A network that can be loaded any number of times.
+
+    Attributes:
+        load: Makes a copy that is ready to run.
+        size: Bytes of its weights, as far as they are known.
+    """
+
+    load: Callable[[], Loaded]
+    size: int = 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import ProfileError
 from dsa_hw.profiles import Profile
 from dsa_hw.utils.inputs import as_tensors
+from profilers.measuring.bench import DENSE
 from profilers.measuring.measurement import Measurement, Samples
-from profilers.measuring.reference import ReferenceFile
 from profilers.measuring.rules import MeasuringRules
-from profilers.networks.builder import ConfigurationBuilder, load_module
+from profilers.measuring.sittings import SittingFile
+from profilers.networks.builder import ConfigurationBuilder, loadable_module
 from profilers.profiling import grid as grids
 from profilers.profiling.design import Space, corners, spread
 from profilers.profiling.events import Event, Listener
-from profilers.profiling.job import ProfileJob, bench_for
+from profilers.profiling.job import ProfileJob, bench_for, described
 from profilers.storage.store import Store
 from profilers.targets import Target, resolve
 
@@ -42,7 +44,7 @@ def measure(
     time_limit: float = 60.0,
     statistic: str = "quiet",
     rules: MeasuringRules | None = None,
-    references: ReferenceFile | None = None,
+    sittings: SittingFile | None = None,
     seed: int = 0,
     quantity: str = "latency",
     counter: Any = None,
@@ -69,9 +71,9 @@ def measure(
         precision: "fp32" or "fp16".
         threads: CPU threads of one run.
         time_limit: Seconds after which to stop.
-        statistic: "quiet" (the lower quartile of the undisturbed runs), "median", "p90", "p95" or "p99".
+        statistic: "quiet", "median", "p90", "p95" or "p99", see `MeasuringRules`.
         rules: All rules of measuring; replaces ``statistic``.
-        references: Where references of the control workload are kept; the user's cache folder if None.
+        sittings: Where the scatter of sittings is kept; the user's cache folder if None.
         seed: Seed of the order of visits.
         quantity: "latency" or "energy".
         counter: The energy meter, see `profilers.measuring.counters.Counter.of`; the device's own if None.
@@ -80,17 +82,16 @@ def measure(
         The measurement; its repr is a report.
 
     Raises:
-        MeasurementError: The value cannot be trusted within the time limit.
+        MeasurementError: The interval is wider than ``rules.require``.
         MissingDependencyError: The runtime, the device or the energy counter is not available.
     """
     found = resolve(target, precision=precision, threads=threads)
     rules = rules or MeasuringRules(statistic=statistic)
-    loaded = load_module(model, as_tensors(example_inputs), found)
-    bench = bench_for(quantity, found, counter=counter, rules=rules, references=references, seed=seed)
-    what = name or type(model).__name__
-    result = bench.measure({what: loaded}, limit=time_limit)[what]
+    network = loadable_module(model, as_tensors(example_inputs), found)
+    bench = bench_for(quantity, found, counter=counter, rules=rules, sittings=sittings, seed=seed)
+    result = replace(bench.measure({}, network, limit=time_limit)[DENSE], what=name or type(model).__name__)
     if not result.trusted:
-        raise bench.explain({what: result}, time_limit)
+        raise bench.refuse({result.what: result}, time_limit)
     return result
 
 
@@ -108,8 +109,7 @@ def profile(
     threads: int = 1,
     statistic: str = "quiet",
     rules: MeasuringRules | None = None,
-    references: ReferenceFile | None = None,
-    reset_reference: bool = False,
+    sittings: SittingFile | None = None,
     seed: int = 0,
     name: str | None = None,
     groups: ChannelGroups | None = None,
@@ -119,8 +119,8 @@ def profile(
 ) -> Profile:
     """Measure sampled channel configurations of a network on a target.
 
-    Measuring continues until every configuration can be trusted or the time is used. Configurations that cannot be
-    trusted are left out, with a warning. All runs are stored as they are measured.
+    Every configuration is measured as a ratio to the dense network, in runs next to each other, so that a busy machine
+    gives wider intervals and not wrong values. All runs are stored as they are measured.
 
     ``profile(network, inputs, "onnxruntime/cpu")`` measures on this computer. Here, a formula computes the times:
 
@@ -149,10 +149,9 @@ def profile(
         time_limit: Seconds after which to stop.
         precision: "fp32" or "fp16".
         threads: CPU threads of one run.
-        statistic: "quiet" (the lower quartile of the undisturbed runs), "median", "p90", "p95" or "p99".
+        statistic: "quiet", "median", "p90", "p95" or "p99", see `MeasuringRules`.
         rules: All rules of measuring; replaces ``statistic``.
-        references: Where references of the control workload are kept; the user's cache folder if None.
-        reset_reference: Forget the reference of this environment, because the machine has changed.
+        sittings: Where the scatter of sittings is kept; the user's cache folder if None.
         seed: Seed of the sampling and of the order of visits.
         name: Name of the network; the name of its class if None.
         groups: Its channel groups; found if None.
@@ -165,8 +164,8 @@ def profile(
 
     Raises:
         ProfileError: An argument is invalid.
-        MeasurementError: Fewer than 12 configurations besides the hold-out can be trusted (of fewer than 14
-            ``samples``: fewer than nine in ten). What was measured is in the store.
+        MeasurementError: The time was used up before 12 configurations were measured, the dense network's interval is
+            wider than 10%, or an interval is wider than ``rules.require``. What was measured is in the store.
         MissingDependencyError: The runtime, the device or the energy counter is not available.
     """
     if samples < 2 or holdout < 0:
@@ -185,8 +184,7 @@ def profile(
             resolve(target, precision=precision, threads=threads),
             store,
             rules=rules or MeasuringRules(statistic=statistic),
-            references=references,
-            reset_reference=reset_reference,
+            sittings=sittings,
             seed=seed,
             name=name or type(model).__name__,
             groups=groups,
@@ -204,8 +202,8 @@ class SelfCheck:
     """Two independent measurements of the same configurations.
 
     Attributes:
-        table: A row per configuration: widths, ``first`` and ``second`` (seconds or joules), and ``difference``
-            (second over first, minus 1).
+        table: A row per configuration: widths, ``first`` and ``second`` (seconds or joules), ``difference`` (second
+            over first, minus 1), and ``ratio_difference`` (the same of the ratios to the dense network).
         target: Title of the target.
     """
 
@@ -214,13 +212,13 @@ class SelfCheck:
 
     @property
     def median(self) -> float:
-        """Median absolute difference."""
-        return float(self.table["difference"].abs().median())
+        """Median absolute difference of the ratios to the dense network."""
+        return float(self.table["ratio_difference"].iloc[1:].abs().median())
 
     @property
     def largest(self) -> float:
-        """Largest absolute difference."""
-        return float(self.table["difference"].abs().max())
+        """Largest absolute difference of the ratios to the dense network."""
+        return float(self.table["ratio_difference"].abs().max())
 
 
 def self_check(
@@ -234,14 +232,14 @@ def self_check(
     time_limit: float = 120.0,
     statistic: str = "quiet",
     rules: MeasuringRules | None = None,
-    references: ReferenceFile | None = None,
+    sittings: SittingFile | None = None,
     seed: int = 0,
     groups: ChannelGroups | None = None,
     listener: Listener | None = None,
     quantity: str = "latency",
     counter: Any = None,
 ) -> SelfCheck:
-    """Measure the same configurations twice in independent sessions that share only the reference.
+    """Measure the same configurations twice, independently.
 
     Args:
         model: The network; it is measured in evaluation mode.
@@ -251,9 +249,9 @@ def self_check(
         precision: "fp32" or "fp16".
         threads: CPU threads of one run.
         time_limit: Seconds for both sessions.
-        statistic: "quiet" (the lower quartile of the undisturbed runs), "median", "p90", "p95" or "p99".
+        statistic: "quiet", "median", "p90", "p95" or "p99", see `MeasuringRules`.
         rules: All rules of measuring; replaces ``statistic``.
-        references: Where references of the control workload are kept; the user's cache folder if None.
+        sittings: Where the scatter of sittings is kept; the user's cache folder if None.
         seed: Seed of the sampling and of the order of visits.
         groups: The channel groups of the network; found if None.
         listener: Called with the progress.
@@ -264,32 +262,37 @@ def self_check(
         Both values of each configuration and their differences.
 
     Raises:
-        MeasurementError: A value cannot be trusted.
+        MeasurementError: An interval is wider than ``rules.require``.
     """
     inputs = as_tensors(example_inputs)
     found = resolve(target, precision=precision, threads=threads)
     groups = groups or find_groups(model, inputs)
     space = Space.of(groups.names, groups.sizes, grids.fixed_grid(groups, 8))
     rows = np.vstack([corners(space), spread(space, configurations, seed)])
-    rows = rows[: max(configurations, 1)]
+    rows = rows[: max(configurations, 2)]
     builder = ConfigurationBuilder(model, groups, inputs, found)
     notify = listener or (lambda event: None)
-    results: list[dict[str, Measurement]] = []
+    results: list[list[Measurement]] = []
     rules = rules or MeasuringRules(statistic=statistic)
+    key = (groups.fingerprint, described(inputs))
     for turn in range(2):
-        bench = bench_for(quantity, found, counter=counter, rules=rules, references=references, seed=seed + turn)
-        networks = {f"configuration {i}": builder.load(row.tolist()) for i, row in enumerate(rows)}
+        bench = bench_for(
+            quantity, found, counter=counter, network=key, rules=rules, sittings=sittings, seed=seed + turn
+        )
+        networks = {f"configuration {i}": builder.loadable(row.tolist()) for i, row in enumerate(rows[1:], 1)}
 
-        def show(what: str, _: Samples, so_far: Measurement, turn: int = turn) -> None:
-            notify(Event(f"self-check {turn + 1} of 2", what, accepted=1 - so_far.rejected))
+        def show(_: Mapping[str, Samples], turn: int = turn) -> None:
+            notify(Event(f"self-check {turn + 1} of 2"))
 
-        measured = bench.measure(networks, limit=time_limit / 2, on_visit=show)
+        measured = bench.measure(networks, builder.loadable(rows[0].tolist()), limit=time_limit / 2, on_round=show)
         doubtful = {what: m for what, m in measured.items() if not m.trusted}
         if doubtful:
-            raise bench.explain(doubtful, time_limit / 2)
-        results.append(measured)
+            raise bench.refuse(doubtful, time_limit / 2)
+        results.append([measured[DENSE], *(measured[name] for name in networks)])
     table = pd.DataFrame(rows, columns=list(groups.names))
-    table["first"] = [m.value for m in results[0].values()]
-    table["second"] = [m.value for m in results[1].values()]
+    table["first"] = [m.value for m in results[0]]
+    table["second"] = [m.value for m in results[1]]
     table["difference"] = table["second"] / table["first"] - 1
+    ratios = np.asarray([[m.ratio.value for m in turn] for turn in results])
+    table["ratio_difference"] = ratios[1] / ratios[0] - 1
     return SelfCheck(table, found.title)

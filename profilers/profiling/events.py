@@ -16,13 +16,13 @@ class Event:
         stage: What is done at the moment.
         what: The network that it is done with.
         done: Share of the profile that is done; None where it is not known.
-        accepted: Share of the runs that were accepted; None before the first run.
+        interval: Typical half-width of the 95% intervals so far, as a share; None where it is not known.
     """
 
     stage: str
     what: str = ""
     done: float | None = None
-    accepted: float | None = None
+    interval: float | None = None
 
 
 Listener = Callable[[Event], None]

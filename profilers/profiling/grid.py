@@ -22,15 +22,17 @@ from dsa_hw.channels import ChannelGroups
 from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.modules import evaluating
-from profilers.measuring.bench import Bench, OnVisit
+from profilers.measuring.bench import DENSE, Bench, OnRound
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer, artefact_of, input_of
+from profilers.networks.loaded import Loadable
+from profilers.targets import Target
 
 __all__ = ["Evidence", "Sweep", "excess", "find_grid", "finest_free_grid", "sweeps"]
 
 _CANDIDATES = (32, 16, 8, 4, 2, 1)
 _TOLERATED = 0.03  # of excess
-_LEAST_SWEPT = 0.75  # of the widths of a sweep must be trusted, or the sweep is not used
+_LEAST_SWEPT = 0.75  # of the widths of a sweep must be measured, or the sweep is not used
 _USUAL = 8  # channels; the vector units of most devices work on a multiple of 4 or 8 floats
 
 _log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class Evidence:
         seconds: The measured time.
         low: Lower end of its 95% interval.
         high: Upper end of its 95% interval.
-        runs: Number of accepted runs.
+        runs: Number of runs.
         excess: Share of time beyond what is predicted from widths on the grid.
         divisor: Largest power of two that divides ``channels``, up to 32.
     """
@@ -257,7 +259,7 @@ def find_grid(
     batch: int = 1,
     few: bool = False,
     limit: float = 60.0,
-    on_visit: OnVisit | None = None,
+    on_round: OnRound | None = None,
 ) -> tuple[dict[str, int], list[Evidence]]:
     """Measure sweeps and return the grid of every group.
 
@@ -271,25 +273,28 @@ def find_grid(
         batch: Batch size.
         few: Sweep fewer widths, on targets that load slowly.
         limit: Time limit in seconds.
-        on_visit: Called after each visit, see `profilers.measuring.bench.OnVisit`.
+        on_round: Called after each round, see `profilers.measuring.bench.OnRound`.
 
     Returns:
         The grid in units of width by group, and the measured points.
     """
-    rules = _relaxed(bench.rules)
     networks, about = {}, {}
     for sweep in swept:
         for width in swept_widths(sweep.size, few):
-            chain, label = sweep.make(width), f"{sweep.group} at {width}"
-            artefact = artefact_of(chain, bench.target, batch)
-            networks[label] = bench.target.load(artefact, (input_of(chain, batch, bench.target.precision),))
+            label = f"{sweep.group} at {width}"
+            networks[label] = _chain(bench.target, sweep.make(width), batch)
             about[label] = (sweep, width)
-    measured = bench.measure(networks, limit=limit, on_visit=on_visit, rules=rules)
+    if not networks:
+        return spread_grid(groups, {}, {}), []
+    # The first sweep's dense width is what all are compared with; its own time is the scale.
+    whole, others = next(iter(networks)), dict(list(networks.items())[1:])
+    measured = bench.measure(others, networks[whole], limit=limit, on_round=on_round, rules=_relaxed(bench.rules))
+    measured[whole] = measured.pop(DENSE)
     evidence: list[Evidence] = []
     choices: dict[str, int] = {}
     for sweep in swept:
-        swept_here = [(about[label][1], m) for label, m in measured.items() if about[label][0] is sweep]
-        rows = [(width, m) for width, m in swept_here if m.trusted]
+        swept_here = [(about[label][1], measured[label]) for label in about if about[label][0] is sweep]
+        rows = [(width, m) for width, m in swept_here if m.runs]
         if len(rows) < _LEAST_SWEPT * len(swept_here):
             continue
         channels = np.asarray([float(sweep.unit * width) for width, _ in rows])
@@ -313,16 +318,21 @@ def find_grid(
     if swept and not choices:
         _log.warning(
             "Could not determine the channel counts that %s runs efficiently within %.0f s. Multiples of %d are used. "
-            "Repeat the command on a quieter machine, or choose a grid with --grid.",
+            "Give more time with --time-limit, or choose a grid with --grid.",
             bench.target.title, limit, _USUAL,
         )  # fmt: skip
         return fixed_grid(groups, _USUAL), []
     return spread_grid(groups, choices, {s.group: s.unit for s in swept}), evidence
 
 
+def _chain(target: Target, chain: tuple[Layer, ...], batch: int) -> Loadable:
+    inputs = (input_of(chain, batch, target.precision),)
+    return Loadable(lambda: target.load(artefact_of(chain, target, batch), inputs), 4 * sum(c.weights for c in chain))
+
+
 def _relaxed(rules: MeasuringRules) -> MeasuringRules:
-    """Return rules for a sweep, which needs less precision than a profile."""
-    return replace(rules, precision=1.5 * rules.precision, worst=2 * rules.worst, least_runs=8, least_visits=4)
+    """Return rules for a sweep, which needs the typical time, and less precision than a profile."""
+    return replace(rules, statistic="quiet", precision=1.5 * rules.precision, require=None, most_blocks=3)
 
 
 def spread_grid(groups: ChannelGroups, choices: Mapping[str, int], units: Mapping[str, int]) -> dict[str, int]:

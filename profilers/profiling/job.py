@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,28 +19,29 @@ from dsa_hw.profiles import QUANTITIES, Profile
 from dsa_hw.utils.text import unknown_name
 from profilers import machine
 from profilers.measuring import environment as environments
-from profilers.measuring.bench import Bench
+from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.energy_bench import EnergyBench
 from profilers.measuring.measurement import Measurement, Samples
-from profilers.measuring.reference import ReferenceFile
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.sittings import Scatter, SittingFile, anchor_widths
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.profiling import grid as grids
 from profilers.profiling.design import Space, adaptive, corners, spread, work_of
 from profilers.profiling.events import Event, Listener
 from profilers.storage.store import Store, StoredConfiguration, identity
 from profilers.storage.tables import measurements, read_profile
-from profilers.targets import Loaded, Target
+from profilers.targets import Target
 
-__all__ = ["ProfileJob", "bench_for"]
+__all__ = ["ProfileJob", "bench_for", "described"]
 
 _log = logging.getLogger(__name__)
 
 _WAVE_BYTES = 2**31  # memory for networks that are loaded at the same time
 _WAVE = 64  # networks that are loaded at the same time
-_LEAST = 12  # trusted configurations besides the hold-out; a profile with fewer is refused
-_LEAST_SHARE = 0.9  # of the requested configurations, where that is fewer than 12
-_FIRST_SHARE = 0.75  # of the time is for the first part of the design, the rest for the second and for repetitions
+_FIRST_SHARE = 0.75  # of the time is for the first part of the design, the rest for the second
+_WIDEST = 0.10  # half-width of the dense network's interval within the sitting; a wider one is refused
+_LEAST = 12  # configurations besides the hold-out; a profile with fewer is refused
+_FITTED = ("dense", "train")  # the parts of a design that cost models are fitted to
 _SAVE_EVERY = 1.0  # seconds between transactions
 
 
@@ -88,8 +88,7 @@ class ProfileJob:
         target: Where to measure.
         store: Where runs are kept.
         rules: The rules of measuring.
-        references: Where references of the control workload are kept; the user's cache folder if None.
-        reset_reference: Forget the reference of this environment.
+        sittings: Where the scatter of sittings is kept; the user's cache folder if None.
         seed: Seed of the sampling and of the order of visits.
         name: Name of the network.
         groups: Its channel groups; found if None.
@@ -109,8 +108,7 @@ class ProfileJob:
         store: Store,
         *,
         rules: MeasuringRules,
-        references: ReferenceFile | None,
-        reset_reference: bool,
+        sittings: SittingFile | None = None,
         seed: int,
         name: str,
         groups: ChannelGroups | None,
@@ -131,18 +129,14 @@ class ProfileJob:
         self.notify(Event("exporting once" if target.artefact == "onnx" else "preparing"))
         with self.clock.stage("export"):
             self.builder = builder or ConfigurationBuilder(model, self.groups, inputs, target)
-        self.notify(Event("calibrating the control workload"))
-        with self.clock.stage("calibration"):
-            references = references or ReferenceFile()
-            self.bench = bench_for(quantity, target, counter=counter, rules=rules, references=references, seed=seed)
-            # The grid depends on the kernels. Time shows it within a second, energy would take minutes.
-            self.timer = self.bench if quantity == "latency" else Bench(target, references=references, seed=seed)
-            if reset_reference:
-                references.reset(self.bench.key)
-                store.forget_reference(self.bench.key)
-            self.bench.calibrate()
+        network = (self.groups.fingerprint, described(self.inputs))
+        options = {"rules": rules, "sittings": sittings, "seed": seed}
+        self.bench = bench_for(quantity, target, counter=counter, network=network, **options)
+        # The grid depends on the kernels. Time shows it within a second, energy would take minutes.
+        self.timer = self.bench if quantity == "latency" else Bench(target, seed=seed)
         self.environment = self.bench.key
         self.network = self._register()
+        self._session: int | None = None
         self._unsaved: list[tuple[str, Samples]] = []
         self._saved = time.monotonic()
 
@@ -163,17 +157,32 @@ class ProfileJob:
             agreement = self.builder.check(self.seed)
         self._measure(self._first_design(space, samples, holdout), _FIRST_SHARE * self._left())
         design = self._full_design(space, samples)
-        while self._measure(design, self._left()):  # a reference that fell makes finished measurements doubtful again
-            pass
-        self._refuse_or_warn(design, samples)
+        self._measure(design, self._left())
+        found = self._found()
+        anchor = next((found[c.id] for c in design if c.split == "anchor" and c.id in found), None)
+        if anchor is not None:
+            self.bench.record(self._of_session(anchor))
+        self._refuse_or_warn(design, found, samples)
         return read_profile(
             self.store,
             self.network,
             self.environment,
             self.rules,
+            self.bench.scatter,
             breakdown=dict(self.clock.seconds),
             prepared=self.builder.how,
             agreement=agreement,
+        )
+
+    def _found(self) -> dict[str, Measurement]:
+        return measurements(self.store, self.network, self.environment, self.rules, self.bench.scatter)
+
+    def _of_session(self, anchor: Measurement) -> Measurement:
+        """Return the anchor as this session alone measured it."""
+        return replace(
+            anchor,
+            samples=anchor.samples.of_sitting(self._session),
+            dense=anchor.dense.of_sitting(self._session),
         )
 
     def _register(self) -> str:
@@ -182,7 +191,7 @@ class ProfileJob:
             "names": list(self.groups.names),
             "sizes": [int(c) for c in self.groups.sizes],
             "fingerprint": self.groups.fingerprint,
-            "inputs": [[list(x.shape), str(x.dtype)] for x in self.inputs],
+            "inputs": described(self.inputs),
             # The fingerprint covers tensors; strides and pooling change the work of operations.
             "operations": [
                 [o.kind, *(t(np.ones(len(self.groups))).item() for t in o.flops)] for o in self.groups.operations
@@ -229,11 +238,11 @@ class ProfileJob:
             swept = grids.sweeps(self.model, self.groups, self.inputs, 1 if few else 3)
             batch = int(self.inputs[0].shape[0])
 
-            def show(what: str, _: Samples, so_far: Measurement) -> None:
-                self.notify(Event("finding the grid", what, accepted=1 - so_far.rejected))
+            def show(_: Mapping[str, Samples]) -> None:
+                self.notify(Event("finding the grid"))
 
             found, evidence = grids.find_grid(
-                self.timer, self.groups, swept, batch=batch, few=few, limit=max(self._left() / 4, 10), on_visit=show
+                self.timer, self.groups, swept, batch=batch, few=few, limit=max(self._left() / 4, 10), on_round=show
             )
         self.store.set_grid(self.network, self.environment, found, [asdict(e) for e in evidence])
         return found
@@ -244,12 +253,16 @@ class ProfileJob:
         drawn = corners(space)
         present = store.design(network, environment)
         held = [c.widths for c in present if c.split == "holdout"]
-        others = [c.widths for c in present if c.split != "holdout"]
+        others = [c.widths for c in present if c.split in _FITTED]
         avoid = {*(tuple(r.tolist()) for r in drawn), *held, *others}
+        if self.target.estimated is None:
+            avoid.add(anchor_widths(space.sizes))
         new = spread(space, max(holdout - len(held), 0), self.seed + 1, avoid)
         store.add_design(network, environment, new.tolist(), "holdout")
         held += [tuple(r) for r in new.tolist()]
         store.add_design(network, environment, drawn[:1].tolist(), "dense")
+        if self.target.estimated is None:
+            store.add_design(network, environment, [anchor_widths(space.sizes)], "anchor")
         even = max(int(np.ceil(0.75 * samples)), min(samples, len(drawn)))
         rows = [*drawn[1:].tolist(), *spread(space, even, self.seed, {*avoid, *held} - set(others)).tolist()][
             : even - 1
@@ -261,9 +274,9 @@ class ProfileJob:
     def _full_design(self, space: Space, samples: int) -> list[StoredConfiguration]:
         """Add the other configurations, where a simple model of the measured ones is most uncertain; return all."""
         present = self.store.design(self.network, self.environment)
-        missing = samples - sum(c.split != "holdout" for c in present)
-        found = measurements(self.store, self.network, self.environment, self.rules)
-        usable = [c for c in present if c.split != "holdout" and c.id in found and found[c.id].trusted]
+        missing = samples - sum(c.split in _FITTED for c in present)
+        found = self._found()
+        usable = [c for c in present if c.split in _FITTED and c.id in found]
         if missing <= 0 or len(usable) < 2:
             return present
         pool = spread(space, 256, self.seed + 2, {c.widths for c in present})
@@ -274,114 +287,110 @@ class ProfileJob:
         self.store.add_design(self.network, self.environment, rows.tolist(), "train")
         return self.store.design(self.network, self.environment)
 
-    def _measure(self, design: Sequence[StoredConfiguration], limit: float) -> bool:
-        """Measure what is not finished and trusted, in waves that fit into memory; return whether anything was run."""
-        found = measurements(self.store, self.network, self.environment, self.rules)
-        pending = [c for c in design if c.id not in found or not (found[c.id].finished and found[c.id].trusted)]
-        # Runs of a session that was disturbed too much do not count.
-        quiet = {id for id, m in found.items() if m.hidden <= self.rules.worst}
-        earlier = {c.id: found[c.id].samples for c in pending if c.id in quiet}
+    def _measure(self, design: Sequence[StoredConfiguration], limit: float) -> None:
+        """Measure what is not finished, in waves that fit into memory, each beside the dense network."""
+        found = self._found()
+        dense = next(c for c in design if c.split == "dense")
+        pending = [c for c in design if c.split != "dense" and not self._done(found.get(c.id))]
         rng = np.random.default_rng(self.seed)
         pending = [pending[i] for i in rng.permutation(len(pending))]
-        wave = max(1, min(_WAVE, _WAVE_BYTES // max(3 * self.builder.size, 1)))
+        wave = max(1, min(_WAVE, _WAVE_BYTES // max(self.builder.size, 1)))
         end = time.monotonic() + limit
-        measured = False
         for start in range(0, len(pending), wave):
             part = pending[start : start + wave]
-            if time.monotonic() >= end:
+            if start and time.monotonic() >= end:
                 break
-            networks: dict[str, Loaded] = {}
-            with self.clock.stage("prepare"):
-                for i, configuration in enumerate(part):
-                    self.notify(Event("preparing", _short(configuration), (start + i) / len(pending)))
-                    networks[configuration.id] = self.builder.load(configuration.widths)
-                    self.bench.warm_up(networks[configuration.id])
+            share = len(part) / (len(pending) - start)
+            span = (start / len(pending), len(part) / len(pending))
             with self.clock.stage("measure"):
-                share = len(part) / (len(pending) - start)
-                disturbed = any(c.id in found and c.id not in quiet for c in part)
-                if disturbed and not self.bench.wait_until_quiet(networks, share * (end - time.monotonic())):
-                    continue
-                span = (start / len(pending), len(part) / len(pending))
-                measured |= self._wave(part, networks, earlier, max(share * (end - time.monotonic()), 0.0), span)
-        return measured
+                self._wave(part, dense, found, max(share * (end - time.monotonic()), 0.0), span)
+
+    def _done(self, m: Measurement | None) -> bool:
+        """Return whether another measurement in this session is of no use."""
+        return m is not None and m.finished and (m.trusted or len(m.samples.of_sitting(self._session)) > 0)
 
     def _wave(
         self,
         part: Sequence[StoredConfiguration],
-        networks: Mapping[str, Loaded],
-        earlier: Mapping[str, Samples],
+        dense: StoredConfiguration,
+        found: Mapping[str, Measurement],
         limit: float,
         progress: tuple[float, float],
-    ) -> bool:
-        """Measure loaded networks in a session of the store; return whether there were any runs."""
-        short = {c.id: _short(c) for c in part}
-        ready = dict.fromkeys(short, 0.0)  # share of the runs that a configuration needs
-        hidden = dict.fromkeys(short, 0.0)  # as far as the bench knows it while it measures
-        tally = {"runs": 0, "accepted": 0}
+    ) -> None:
+        """Measure networks in the session of this job."""
         away = self.target.remote_device
-        session = self.store.add_session(
-            self.environment,
-            f"profile {shlex.quote(self.name)}",
-            machine.load_average() if away is None else away.state(),
-            reference=self.bench.reference.seconds,
-        )
+        if self._session is None:
+            load = machine.load_average() if away is None else away.state()
+            self._session = self.store.add_session(self.environment, f"profile {shlex.quote(self.name)}", load)
+        ids = {c.id: c.id for c in part} | {DENSE: dense.id}
+        # What is finished and still not as precise as required is measured again, in a sitting of its own.
+        earlier = {c.id: found[c.id].samples for c in part if c.id in found and not found[c.id].finished}
+        if dense.id in found:
+            earlier[DENSE] = found[dense.id].samples
+        needed = len(part) * self.rules.least_blocks * self.rules.rounds
+        made = 0
 
-        def save() -> None:
-            scanned = self.bench.hidden_so_far(networks)
-            shares = {id: max(hidden[id], scanned) for id, _ in self._unsaved}
-            self._save(session, shares)
-
-        def keep(id: str, samples: Samples, so_far: Measurement) -> None:
-            self._unsaved.append((id, samples))
-            hidden[id] = so_far.hidden
-            accepted = int(samples.accepted(self.bench.reference.seconds, self.rules).sum())
-            tally["runs"] += len(samples)
-            tally["accepted"] += accepted
-            ready[id] = min(ready[id] + accepted / so_far.needed[0], 1.0)
-            done = progress[0] + progress[1] * sum(ready.values()) / len(ready)
-            self.notify(Event("measuring", short[id], done, tally["accepted"] / max(tally["runs"], 1)))
+        def keep(new: Mapping[str, Samples]) -> None:
+            nonlocal made
+            self._unsaved += [(ids[name], samples) for name, samples in new.items()]
+            made += sum(len(samples) for name, samples in new.items() if name != DENSE)
+            self.notify(Event("measuring", "", progress[0] + progress[1] * min(made / needed, 1.0)))
             if time.monotonic() - self._saved > _SAVE_EVERY:
-                save()
+                self._save()
 
         try:
-            result = self.bench.measure_once(networks, limit=limit, earlier=earlier, on_visit=keep)
-        except BaseException:
-            save()
-            raise
-        self._save(session, {id: m.hidden for id, m in result.items()})
-        return tally["runs"] > 0
+            self.bench.measure(
+                {c.id: self.builder.loadable(c.widths) for c in part},
+                self.builder.loadable(dense.widths),
+                limit=limit,
+                earlier=earlier,
+                sitting=self._session,
+                on_round=keep,
+            )
+        finally:
+            self._save()
 
-    def _save(self, session: int, hidden: Mapping[str, float]) -> None:
-        self.store.add_samples(session, self._unsaved, reference=self.bench.reference.seconds, hidden=hidden)
-        self._unsaved = []
+    def _save(self) -> None:
+        assert self._session is not None
+        unsaved, self._unsaved = self._unsaved, []
         self._saved = time.monotonic()
+        self.store.add_samples(self._session, unsaved)
 
-    def _refuse_or_warn(self, design: Sequence[StoredConfiguration], samples: int) -> None:
-        """Refuse a profile with too few trusted configurations; warn of the others that are left out."""
-        found = measurements(self.store, self.network, self.environment, self.rules)
-        doubtful = [c for c in design if c.id not in found or not found[c.id].trusted]
-        if not doubtful:
-            return
-        fitted = [c for c in design if c.split != "holdout"]
-        usable = len(fitted) - sum(c.split != "holdout" for c in doubtful)
-        if usable < min(_LEAST, math.ceil(_LEAST_SHARE * min(samples, len(fitted)))):
-            tried = {f"configuration {found[c.id].what}": found[c.id] for c in doubtful if c.id in found}
-            if tried:
-                raise self.bench.explain(tried, self.limit)
+    def _refuse_or_warn(
+        self, design: Sequence[StoredConfiguration], found: Mapping[str, Measurement], samples: int
+    ) -> None:
+        """Refuse a profile without enough configurations, or less precise than the user requires; warn otherwise."""
+        missing = [c for c in design if c.id not in found]
+        fitted = [c for c in design if c.split in _FITTED]
+        usable = sum(c.id in found for c in fitted)
+        if usable < min(_LEAST, samples, len(fitted)):
             raise MeasurementError(
                 f"Only {usable} of {len(fitted)} configurations were measured within the time limit of "
                 f"{self.limit:.0f} s. Give more time with --time-limit. The same command continues."
             )
-        _log.warning(
-            "%d of %d configurations could not be measured precisely enough and are left out. The same command "
-            "continues.",
-            len(doubtful),
-            len(design),
-        )
+        if missing:
+            _log.warning(
+                "%d of %d configurations were not measured within the time limit. The same command continues.",
+                len(missing),
+                len(design),
+            )
+        whole = next(found[c.id] for c in design if c.split == "dense")
+        others = [c for c in design if c.id in found and c.split != "dense"]
+        doubtful = {_short(c): found[c.id] for c in others if not found[c.id].trusted}
+        alone = replace(whole, scatter=Scatter(ratio=0.0, scale=0.0), rules=replace(self.rules, require=_WIDEST))
+        if self.rules.require is None and not alone.trusted:  # within this sitting
+            doubtful = {"the dense network": alone}
+        if doubtful:
+            raise self.bench.refuse(doubtful, self.limit)
+
+
+def described(inputs: Sequence[Any]) -> list[list[Any]]:
+    """Return shape and type of each input, as plain data."""
+    return [[list(x.shape), str(x.dtype)] for x in inputs]
 
 
 def _short(configuration: StoredConfiguration) -> str:
-    """Return a configuration as text for a progress bar."""
+    """Return a configuration as text for a message."""
     widths = configuration.widths
     shown = ",".join(map(str, widths[:6])) + ("..." if len(widths) > 6 else "")
     return f"{configuration.split} {shown}"

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Callable, Dict  # noqa: UP035  (for Python 3.8
 
 __all__ = ["BANNER", "DTYPES", "Agent", "RefusalError", "read_frame", "write_frame"]
 
-VERSION = 1
+VERSION = 2
 BANNER = b"dsa-hw-agent %d\n" % VERSION
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
@@ -233,7 +233,7 @@ class Network:
     """A session with its inputs; ``once`` does one complete run."""
 
     def __init__(self, artefact: bytes, arrays: list[Any], threads: int, device: str) -> None:
-        self.threads, self.device, self.size = threads, device, 3 * len(artefact)
+        self.size = 3 * len(artefact)
         self._session = _session(artefact, threads, device)
         names = [x.name for x in self._session.get_inputs()]
         if len(names) != len(arrays):
@@ -352,17 +352,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def waited(all_threads: bool) -> float | None:
-    """Return the seconds that this thread (or process) was ready without a processor; None where unknown."""
-    try:
-        if not all_threads:
-            return int((_read("/proc/thread-self/schedstat") or "").split()[1]) * 1e-9
-        tasks = os.listdir("/proc/self/task")
-        return sum(int((_read(f"/proc/self/task/{t}/schedstat") or "").split()[1]) for t in tasks) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return None
-
-
 def state() -> dict[str, float]:
     """Return load averages and temperature of the board."""
     found = {"time": time.time()}
@@ -455,8 +444,6 @@ class Agent:
             return self.load(header), b""
         if operation == "sequence":
             return self.sequence(header)
-        if operation == "scan":
-            return self.scan(header)
         if operation == "outputs":
             return self.outputs(header)
         if operation == "state":
@@ -503,17 +490,19 @@ class Agent:
             self._lock.flush()
 
     def load(self, header: Json) -> Json:
-        """Load a network under the number that the request gives."""
+        """Load a network under the number that the request gives; return those that were unloaded for it."""
         assert self.artefacts is not None
         handle, threads, device = header["handle"], header["threads"], header["device"]
         if type(handle) is not int or type(threads) is not int or device not in ("cpu", "cuda"):
             raise RefusalError("protocol", "a network needs a number, a thread count and a device")
         artefact = self.artefacts.get(header["network"])
         arrays = _arrays(self.artefacts.get(header["inputs"]), header["specs"])
-        evicted = 0
+        for needed in header["keep"]:
+            if needed in self.networks:
+                self.networks.move_to_end(needed)
+        evicted = []
         while self.networks and sum(n.size for n in self.networks.values()) + 3 * len(artefact) > self.memory:
-            self.networks.popitem(last=False)
-            evicted += 1
+            evicted.append(self.networks.popitem(last=False)[0])
         self.networks[handle] = Network(artefact, arrays, threads, device)
         return {"evicted": evicted}
 
@@ -525,44 +514,21 @@ class Agent:
         return self.networks[handle]
 
     def sequence(self, header: Json) -> tuple[Json, bytes]:
-        """Run ``steps`` of (network, runs) back to back; return the seconds of every run and the wait of each step."""
+        """Run ``steps`` of (network, runs) back to back; return the seconds of every run."""
         steps = [(self.network(handle), _count(runs)) for handle, runs in header["steps"]]
-        # Waits of this thread do not affect the time on a GPU.
-        visible, threads = all(n.device == "cpu" for n, _ in steps), any(n.threads > 1 for n, _ in steps)
-        seconds, waits, clock = array.array("d"), [], time.perf_counter
+        seconds, clock = array.array("d"), time.perf_counter
         gc.disable()  # a garbage collection during a run would disturb the measurement
         try:
             for network, runs in steps:
                 once = network.once
-                before = waited(threads) if visible else None
                 stamps = [clock()]
                 for _ in range(runs):
                     once()
                     stamps.append(clock())
-                after = waited(threads) if visible else None
-                waits.append(None if before is None or after is None else after - before)
                 seconds.extend(stamps[i + 1] - stamps[i] for i in range(runs))
         finally:
             gc.enable()
-        return {"waits": waits}, _little(seconds)
-
-    def scan(self, header: Json) -> tuple[Json, bytes]:
-        """Run a network for ``seconds`` and at least ``least`` runs; return start, wait so far and length of each."""
-        network, length, least = self.network(header["network"]), float(header["seconds"]), _count(header["least"])
-        visible, threads, clock = network.device == "cpu", network.threads > 1, time.perf_counter
-        rows, once = array.array("d"), network.once
-        gc.disable()
-        try:
-            begin = now = clock()
-            while (now - begin < length or len(rows) < 3 * least) and len(rows) < 3 * _MOST_RUNS:
-                wait = (waited(threads) if visible else None) or 0.0
-                start = clock()
-                once()
-                now = clock()
-                rows.extend((start - begin, wait, now - start))
-        finally:
-            gc.enable()
-        return {}, _little(rows)
+        return {}, _little(seconds)
 
     def outputs(self, header: Json) -> tuple[Json, bytes]:
         """Return the outputs of one run."""

@@ -1,7 +1,7 @@
 """A board on which an agent runs networks, over a connection that may break.
 
-Every request can be repeated: what the board lacks is sent, what is not loaded is loaded, and a visit whose answer was
-lost is made again. A lost connection costs time and nothing else.
+Every request can be repeated: what the board lacks is sent, what is not loaded is loaded, and runs whose answer was
+lost are made again. A lost connection costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -38,11 +38,16 @@ _log = logging.getLogger(__name__)
 _CHUNK = 2**18  # bytes of an artefact in one request; a lost connection loses at most these
 _IDLE = 300  # seconds without a request after which the agent ends; the next request starts another
 _START = 120.0  # seconds for Python and ONNX Runtime to start on a slow board
-_LOAD = 600.0
+_LOAD = 600.0  # seconds to load a network, and to run `_STEPS` steps
+_STEPS = 16  # steps of one request; a network may take half a minute for a run
 _CRASHES = 3
 # What the environment of a board contains.
 _MACHINE = ("board", "cpu", "cores", "governor", "boost", "smt", "kernel", "system")
 _KEYS = (*_MACHINE, "python", "numpy", "onnxruntime", "agent")
+
+
+class _CrowdedError(Exception):
+    """The board cannot hold all networks of a request at once."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class AgentDevice:
         self._released: list[int] = []
         self._numbers = itertools.count(1)
         self._networks: weakref.WeakKeyDictionary[Loaded, _Network] = weakref.WeakKeyDictionary()
+        self._last: weakref.ref[Loaded] | None = None  # what `sequence` ran last
+        self._steps = _STEPS
         self._about: tuple[dict[str, str], tuple[str, ...]] | None = None
         self._warned = False
 
@@ -167,38 +174,39 @@ class AgentDevice:
         self._ask(None, needs=(network,))
 
         def clock(n: int) -> Floats:
-            return self._sequence([(network, n)])[0][0]
+            return self._sequence([(network, n)])[0]
 
         loaded = Loaded(lambda: clock(1), clock=clock, outputs=lambda: self._outputs(network))
         self._networks[loaded] = network
         weakref.finalize(loaded, self._released.append, handle).atexit = False
         return loaded
 
-    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """Run (network, runs) back to back on the board."""
-        return self._sequence([(self._networks[loaded], runs) for loaded, runs in steps])
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[Floats]:
+        """Run (network, runs) back to back on the board, in requests of at most `_STEPS` steps.
 
-    def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """Run the control back to back on the board."""
-        network = self._networks[control]
-        header = {"op": "scan", "network": network.handle, "seconds": seconds, "least": least}
-        _, data = self._ask(header, needs=(network,), limit=_LOAD)
-        rows = self._floats(data, None)
-        if len(rows) % 3 or len(rows) < 3 * least:
-            raise self._invalid(f"{len(rows)} numbers for {least} runs")
-        return rows.reshape(-1, 3)
+        The board is idle between two requests, and its clock may fall. Every request therefore begins with one more
+        run of the network that was run last, which is not counted.
+        """
+        found: list[Floats] = []
+        while len(found) < len(steps):
+            part = [(self._networks[loaded], runs) for loaded, runs in steps[len(found) :][: self._steps]]
+            last = self._last() if self._last is not None else None
+            again = [(self._networks[last], 1)] if last is not None and self._steps > 1 else []
+            try:
+                found += self._sequence([*again, *part])[len(again) :]
+            except _CrowdedError:
+                self._steps //= 2  # a request of one step needs one network only
+                continue
+            self._last = weakref.ref(steps[len(found) - 1][0])
+        return found
 
-    def _sequence(self, steps: Sequence[tuple[_Network, int]]) -> list[tuple[Floats, float]]:
+    def _sequence(self, steps: Sequence[tuple[_Network, int]]) -> list[Floats]:
         header = {"op": "sequence", "steps": [[network.handle, runs] for network, runs in steps]}
-        reply, data = self._ask(header, needs=[network for network, _ in steps], limit=_LOAD)
+        _, data = self._ask(header, needs=[network for network, _ in steps], limit=_LOAD)
         seconds = self._floats(data, sum(runs for _, runs in steps))
         if not np.all(np.isfinite(seconds)) or np.any(seconds <= 0):
             raise self._invalid("times that are not positive")
-        waits = reply.get("waits")
-        if not isinstance(waits, list) or len(waits) != len(steps):
-            raise self._invalid("no waits")
-        parts = np.split(seconds, np.cumsum([runs for _, runs in steps])[:-1])
-        return [(part, math.nan if wait is None else float(wait)) for part, wait in zip(parts, waits, strict=True)]
+        return np.split(seconds, np.cumsum([runs for _, runs in steps])[:-1])
 
     def _outputs(self, network: _Network) -> list[NDArray[Any]]:
         reply, data = self._ask({"op": "outputs", "network": network.handle}, needs=(network,), limit=_LOAD)
@@ -213,8 +221,8 @@ class AgentDevice:
             offset += count * kind.itemsize
         return found
 
-    def _floats(self, data: bytes, count: int | None) -> Floats:
-        if len(data) % 8 or (count is not None and len(data) != 8 * count):
+    def _floats(self, data: bytes, count: int) -> Floats:
+        if len(data) != 8 * count:
             raise self._invalid(f"{len(data)} bytes for {count} runs")
         return np.frombuffer(data, "<f8").astype(np.float64)
 
@@ -234,15 +242,15 @@ class AgentDevice:
                 try:
                     for network in needs:
                         if network.handle not in self._ready:
-                            self._load(channel, network)
+                            self._load(channel, network, needs)
+                    if not self._ready.issuperset(network.handle for network in needs):
+                        raise _CrowdedError
                     if header is None:
                         return {}, b""
-                    released, self._released[:] = self._released[:], []
-                    self._ready.difference_update(released)
-                    return channel.exchange({**header, "release": released}, limit=limit)
+                    return channel.exchange({**header, "release": self._release()}, limit=limit)
                 except RefusedError as refused:
-                    if refused.kind == "not loaded" and reloads < 2 * len(needs):
-                        reloads += 1  # the board unloaded them for lack of memory
+                    if refused.kind == "not loaded" and reloads < 2:
+                        reloads += 1
                         self._ready.difference_update(n.handle for n in needs)
                         continue
                     raise of_refusal(refused, self.title, self._login, self._python) from refused
@@ -262,7 +270,7 @@ class AgentDevice:
         """Drop the connection where a request is interrupted (Ctrl-C): it cannot be continued."""
         try:
             yield
-        except DsaError:
+        except (DsaError, _CrowdedError):
             raise
         except BaseException:
             self._drop()
@@ -320,11 +328,20 @@ class AgentDevice:
         if channel is not None:
             channel.close()
 
-    def _load(self, channel: Channel, network: _Network) -> None:
+    def _release(self) -> list[int]:
+        """Return the networks that are no longer used, once."""
+        released, self._released[:] = self._released[:], []
+        self._ready.difference_update(released)
+        return released
+
+    def _load(self, channel: Channel, network: _Network, needs: Sequence[_Network]) -> None:
+        """Load a network; where memory is short, the board unloads others first and those of ``needs`` last."""
+        keep = [needed.handle for needed in needs]
         for attempt in range(2):  # the board deletes a damaged file, which is then sent again
             try:
                 self._send(channel, network.blobs)
-                reply, _ = channel.exchange(network.request, limit=_LOAD)
+                request = {**network.request, "keep": keep, "release": self._release()}
+                reply, _ = channel.exchange(request, limit=_LOAD)
                 break
             except RefusedError as refused:
                 if refused.kind not in ("hash", "missing") or attempt:
@@ -332,6 +349,7 @@ class AgentDevice:
         if reply.get("evicted") and not self._warned:
             self._warned = True
             _log.warning("%s lacks memory for all networks at once; some are loaded repeatedly.", self.title)
+        self._ready.difference_update(reply.get("evicted", ()))
         self._ready.add(network.handle)
 
     def _send(self, channel: Channel, blobs: dict[str, bytes]) -> None:

@@ -111,7 +111,7 @@ def of_refusal(refused: RefusedError, board: str, login: str, python: str) -> Ds
         "folder": "Choose a folder of your own with ?cache=PATH.",
         "busy": "Wait for it, or end it: two measurements on one board disturb each other.",
         "memory": "The network is too large for the board. Use a smaller one, or a smaller batch.",
-        "not loaded": "The board lacks memory for control and network at once. Free some, or use a smaller network.",
+        "not loaded": "The board lacks memory for the networks. Free some, or use a smaller network.",
         "network": "The message is from ONNX Runtime on the board. Try a newer version there.",
     }
     remedy = remedies.get(refused.kind, "This is an error in the program. Please report it.")

@@ -1,4 +1,4 @@
-"""What a device must offer on which whole visits are made at once."""
+"""What a device must offer on which whole rounds are run at once."""
 
 from __future__ import annotations
 
@@ -12,30 +12,17 @@ __all__ = ["RemoteDevice"]
 
 
 class RemoteDevice(Protocol):
-    """A device with its own clock, on which whole visits are made at once.
+    """A device with its own clock, on which whole rounds are run at once.
 
-    A round trip takes longer than many networks run. Between the control and the network the device would lose its
-    caches and lower its clock. Waits for a processor, too, can only be read on the device.
+    A round trip takes longer than many networks run. With one between two runs, the device would lower its clock, and
+    the two would no longer meet the same conditions.
     """
 
-    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """Run (network, runs) back to back.
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[Floats]:
+        """Run (network, runs) back to back, in this order.
 
         Returns:
-            For each step, the seconds of its runs and its wait for a processor in seconds (NaN where unknown).
-        """
-        ...
-
-    def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """Run the control back to back.
-
-        Args:
-            control: The control workload.
-            seconds: How long to run it.
-            least: The least number of runs.
-
-        Returns:
-            Shape (n, 3): start, processor wait until then, and length of each run, in seconds.
+            The seconds of the runs of each step.
         """
         ...
 

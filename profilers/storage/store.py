@@ -1,10 +1,9 @@
 """The store: one SQLite file with every run of every profile.
 
 Rows are identified by the hash of their content (target, environment, network, configuration), so that equal content
-is stored once and an interrupted profile can be continued. Runs are raw and never changed. Statistics and acceptance
-are determined when runs are read, with the lowest known reference, so that a lower reference also applies to earlier
-runs. Reference and hidden inflation are written in the same transaction as the runs that they judge; runs without them
-are not trusted. In an environment whose quantity is energy, the columns seconds, control_before and control_after
+is stored once and an interrupted profile can be continued. Runs are raw and never changed. Each has the dense
+network's runs before and after it in its own row, so that whatever part of a profile is there can be evaluated. A
+session is one sitting. In an environment whose quantity is energy, the columns seconds, dense_before and dense_after
 contain joules.
 
 With write-ahead logging, a process that is killed loses at most its current transaction, and readers and a second
@@ -34,7 +33,7 @@ from profilers.measuring.measurement import Samples
 __all__ = ["Store", "StoredConfiguration", "identity"]
 
 _APPLICATION = 0x44534148  # "DSAH", in the header of every store
-_VERSION = 2
+_VERSION = 3
 _MAGIC = b"SQLite format 3\x00"
 _PATIENCE = 60.0  # seconds that a writer waits for another one
 
@@ -53,13 +52,8 @@ CREATE TABLE sessions (
 CREATE TABLE samples (
   id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions,
   configuration TEXT NOT NULL REFERENCES configurations,
-  visit INTEGER NOT NULL, seconds REAL NOT NULL, control_before REAL NOT NULL, control_after REAL NOT NULL, wait REAL,
-  extra TEXT);
+  block INTEGER NOT NULL, seconds REAL NOT NULL, dense_before REAL NOT NULL, dense_after REAL NOT NULL, extra TEXT);
 CREATE INDEX samples_by_configuration ON samples (configuration, session);
-CREATE TABLE inflation (
-  session INTEGER NOT NULL REFERENCES sessions, configuration TEXT NOT NULL REFERENCES configurations,
-  hidden REAL NOT NULL, PRIMARY KEY (session, configuration));
-CREATE TABLE reference (environment TEXT PRIMARY KEY REFERENCES environments, seconds REAL NOT NULL);
 CREATE TABLE grids (
   network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
   grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (network, environment));
@@ -120,7 +114,7 @@ class Store:
             elif version != _VERSION:
                 raise StoreError(
                     f"{self.path} has version {version} of the store format; this program reads version {_VERSION}. "
-                    "Choose another --out, or use the program that wrote it."
+                    "Measure again into a new file: dsa-hw profile --model NAME --out new.sqlite."
                 )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -203,20 +197,18 @@ class Store:
                 (id, name, json.dumps(dict(description), sort_keys=True), time.time()),
             )
 
-    def add_session(self, environment: str, command: str, load: Mapping[str, float], *, reference: float) -> int:
+    def add_session(self, environment: str, command: str, load: Mapping[str, float]) -> int:
         """Begin a session of measuring.
 
         Args:
             environment: Digest of the environment.
             command: What is measured.
             load: The load of the machine.
-            reference: Seconds of the undisturbed control; the store keeps the lowest.
 
         Returns:
             The number of the session.
         """
         with self._transaction() as connection:
-            _lower_reference(connection, environment, reference)
             cursor = connection.execute(
                 "INSERT INTO sessions (environment, command, load, started) VALUES (?, ?, ?, ?)",
                 (environment, command, json.dumps(dict(load)), time.time()),
@@ -274,74 +266,37 @@ class Store:
 
     # What was found --------------------------------------------------------------------------------------------------
 
-    def add_samples(
-        self,
-        session: int,
-        samples: Sequence[tuple[str, Samples]],
-        *,
-        reference: float,
-        hidden: Mapping[str, float],
-    ) -> None:
-        """Append raw runs of a session and the values that judge them, in one transaction.
+    def add_samples(self, session: int, samples: Sequence[tuple[str, Samples]]) -> None:
+        """Append raw runs of a session in one transaction.
 
         Args:
             session: Number of the session, from `add_session`.
             samples: Pairs of configuration and runs.
-            reference: Seconds of the undisturbed control; the store keeps the lowest.
-            hidden: Inflation in this session that the control cannot detect, by configuration; replaces the value of
-                the same session and configuration.
         """
         rows = [
-            (session, configuration, int(v), float(s), float(b), float(a), None if np.isnan(w) else float(w), extra)
+            (session, configuration, int(k), float(s), float(b), float(a), extra)
             for configuration, part in samples
-            for s, v, b, a, w, extra in zip(
-                part.values, part.visit, part.before, part.after, part.wait, _extras(part), strict=True
-            )
+            for s, k, b, a, extra in zip(part.values, part.block, part.before, part.after, _extras(part), strict=True)
         ]
         with self._transaction() as connection:
             connection.executemany(
-                "INSERT INTO samples (session, configuration, visit, seconds, control_before, control_after, wait, "
-                "extra) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO samples (session, configuration, block, seconds, dense_before, dense_after, extra) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 rows,
             )
-            connection.executemany(
-                "INSERT OR REPLACE INTO inflation VALUES (?, ?, ?)", [(session, id, h) for id, h in hidden.items()]
-            )
-            (environment,) = connection.execute("SELECT environment FROM sessions WHERE id = ?", (session,)).fetchone()
-            _lower_reference(connection, environment, reference)
 
-    def samples(self, environment: str, network: str) -> dict[str, list[tuple[Samples, float]]]:
-        """Return all raw runs of a network in an environment.
-
-        Returns:
-            By configuration, the runs of each session with its hidden inflation; infinity where none is stored.
-        """
+    def samples(self, environment: str, network: str) -> dict[str, Samples]:
+        """Return all raw runs of a network in an environment, by configuration; a session is a sitting."""
         rows = self._rows(
-            "SELECT s.configuration, s.session, i.hidden, s.visit, s.seconds, s.control_before, s.control_after, "
-            "s.wait, s.extra FROM samples s JOIN sessions e ON e.id = s.session "
-            "JOIN configurations c ON c.id = s.configuration "
-            "LEFT JOIN inflation i ON i.session = s.session AND i.configuration = s.configuration "
+            "SELECT s.configuration, s.session, s.block, s.seconds, s.dense_before, s.dense_after, s.extra "
+            "FROM samples s JOIN sessions e ON e.id = s.session JOIN configurations c ON c.id = s.configuration "
             "WHERE e.environment = ? AND c.network = ? ORDER BY s.id",
             (environment, network),
         )
-        parts: dict[str, dict[tuple[int, float], list[tuple[Any, ...]]]] = {}
-        for configuration, session, hidden, *run in rows:
-            key = (session, float("inf") if hidden is None else float(hidden))
-            parts.setdefault(configuration, {}).setdefault(key, []).append(tuple(run))
-        return {
-            configuration: [(_samples(runs), hidden) for (_, hidden), runs in sessions.items()]
-            for configuration, sessions in parts.items()
-        }
-
-    def reference(self, environment: str) -> float:
-        """Return the lowest control reading of an environment; NaN, which accepts no run, where none is stored."""
-        rows = self._rows("SELECT seconds FROM reference WHERE environment = ?", (environment,))
-        return float(rows[0][0]) if rows else float("nan")
-
-    def forget_reference(self, environment: str) -> None:
-        """Delete the reference of an environment; the next session sets it."""
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM reference WHERE environment = ?", (environment,))
+        parts: dict[str, list[tuple[Any, ...]]] = {}
+        for configuration, *run in rows:
+            parts.setdefault(configuration, []).append(tuple(run))
+        return {configuration: _samples(runs) for configuration, runs in parts.items()}
 
     def set_grid(
         self, network: str, environment: str, grid: Mapping[str, int], evidence: Sequence[Mapping[str, Any]]
@@ -400,25 +355,15 @@ class Store:
             return [c[0] for c in cursor.description], cursor.fetchall()
 
 
-def _lower_reference(connection: sqlite3.Connection, environment: str, seconds: float) -> None:
-    connection.execute(
-        "INSERT INTO reference VALUES (?, ?) ON CONFLICT (environment) DO UPDATE SET "
-        "seconds = min(seconds, excluded.seconds)",
-        (environment, seconds),
-    )
-
-
 def _samples(runs: Sequence[tuple[Any, ...]]) -> Samples:
-    visit, seconds, before, after, wait, texts = zip(*runs, strict=True)
-    waits = np.asarray([np.nan if w is None else w for w in wait], np.float64)
+    session, block, seconds, before, after, texts = zip(*runs, strict=True)
     notes = [json.loads(text) if text else {} for text in texts]
     extra = {
         name: np.asarray([note.get(name, np.nan) for note in notes], np.float64)
         for name in dict.fromkeys(key for note in notes for key in note)
     }
-    return Samples(
-        np.asarray(seconds), np.asarray(visit, np.int64), np.asarray(before), np.asarray(after), waits, extra
-    )
+    first, middle, last = (np.asarray(column, np.float64) for column in (before, seconds, after))
+    return Samples(middle, first, last, np.asarray(block, np.int64), np.asarray(session, np.int64), extra)
 
 
 def _extras(part: Samples) -> list[str | None]:

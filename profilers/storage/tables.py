@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import pandas as pd
 from dsa_hw.errors import StoreError
 from dsa_hw.profiles import QUANTITIES, Profile
 from profilers.measuring.energy_bench import EnergyMeasurement
-from profilers.measuring.measurement import Measurement, Samples
+from profilers.measuring.measurement import Measurement, Samples, pooled
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.sittings import Scatter, SittingFile, sitting_key
 from profilers.storage.store import Store
 
 __all__ = ["Tables", "load_profile", "load_tables", "measurements", "read_profile"]
@@ -55,11 +57,11 @@ def load_profile(path: str | Path, *, statistic: str = "quiet", rules: Measuring
 
     Args:
         path: The store, as ``profilers.profile(..., out=path)`` or ``dsa-hw profile --out`` writes it.
-        statistic: "quiet" (the lower quartile), "median", "p90", "p95" or "p99".
+        statistic: "quiet", "median", "p90", "p95" or "p99".
         rules: All rules by which runs are judged; replaces ``statistic``.
 
     Returns:
-        The profile, with the configurations that can be trusted.
+        The profile.
 
     Raises:
         StoreError: The file does not exist, is not a store, or has no profile.
@@ -86,72 +88,85 @@ def load_tables(path: str | Path, *, statistic: str = "quiet", rules: MeasuringR
     return Tables(profile=last, profiles=found, grid=pd.DataFrame(last.grid_evidence), **frames)
 
 
-def measurements(store: Store, network: str, environment: str, rules: MeasuringRules) -> dict[str, Measurement]:
-    """Return every measured configuration of a design, trusted or not.
-
-    Each run is judged by the hidden inflation of its own session. Sessions with more than the rules allow are left out,
-    unless there is no other.
+def measurements(
+    store: Store, network: str, environment: str, rules: MeasuringRules, scatter: Scatter | None = None
+) -> dict[str, Measurement]:
+    """Return every measured configuration of a design.
 
     Args:
         store: The store.
         network: Identity of the network.
         environment: Digest of the environment.
         rules: The rules by which runs are judged.
+        scatter: How much sittings differ; the prior if None.
 
     Returns:
-        Measurements by identity of the configuration.
+        Measurements by identity of the configuration. Runs without the dense network's are left out.
     """
     description = store.environment(environment)
-    reference = store.reference(environment)
     samples = store.samples(environment, network)
     kind = _measurement_class(description)
-    found = {}
-    for c in store.design(network, environment):
-        if c.id in samples:
-            used = [part for part in samples[c.id] if part[1] <= rules.worst] or samples[c.id]
-            runs, hidden = Samples.joined([runs for runs, _ in used]), max(hidden for _, hidden in used)
-            found[c.id] = kind(c.id[:12], description["target"], runs, reference, rules, description, hidden)
-    return found
+    design = store.design(network, environment)
+    dense = next((samples[c.id] for c in design if c.split == "dense" and c.id in samples), Samples.empty())
+    others = {c.id: samples[c.id] for c in design if c.id in samples}
+    variance = pooled([part for part in others.values() if part is not dense], dense)
+    scatter = scatter or Scatter()
+    return {
+        id: kind(id[:12], description["target"], part, dense, rules, description, scatter, variance)
+        for id, part in others.items()
+        if len(dense)
+    }
 
 
 def _measurement_class(environment: Mapping[str, str]) -> type[Measurement]:
     return EnergyMeasurement if environment.get("quantity") == EnergyMeasurement.quantity else Measurement
 
 
-def read_profile(store: Store, network: str, environment: str, rules: MeasuringRules, **about_job: Any) -> Profile:
-    """Return the profile of a network in an environment: trusted configurations only.
+def read_profile(
+    store: Store,
+    network: str,
+    environment: str,
+    rules: MeasuringRules,
+    scatter: Scatter | None = None,
+    **about_job: Any,
+) -> Profile:
+    """Return the profile of a network in an environment.
 
     Args:
         store: The store.
         network: Identity of the network.
         environment: Digest of the environment.
         rules: The rules by which runs are judged.
+        scatter: How much sittings differ; what this user's sittings show if None.
         **about_job: Fields of the profile that the store does not contain.
     """
     name, about = store.network(network)
     description = store.environment(environment)
     kind = _measurement_class(description)
-    found = measurements(store, network, environment, rules)
+    if scatter is None:
+        key = sitting_key(environment, about["fingerprint"], about["inputs"], rules.statistic)
+        scatter = SittingFile().scatter(key)
+    found = measurements(store, network, environment, rules, scatter)
     column = QUANTITIES[kind.quantity].column
     rows: list[dict[str, Any]] = []
     for configuration in store.design(network, environment):
         measurement = found.get(configuration.id)
-        if measurement is None or not measurement.trusted:
-            continue
+        if measurement is None or not measurement.trusted or configuration.split == "anchor":
+            continue  # the anchor tells sittings apart; it may be off the grid
         rows.append(
             {
                 **dict(zip(about["names"], configuration.widths, strict=True)),
                 column: measurement.value,
                 "low": measurement.low,
                 "high": measurement.high,
+                "error": math.sqrt(measurement.within.variance if rules.paired else measurement.absolute.variance),
                 "split": configuration.split,
                 "runs": measurement.runs,
                 **measurement.further(),
             }
         )
-    columns = [*about["names"], column, "low", "high", "split", "runs", *kind.further_columns]
+    columns = [*about["names"], column, "low", "high", "error", "split", "runs", *kind.further_columns]
     grid, evidence = store.grid(network, environment) or ({}, [])
-    total = sum(len(m.samples) for m in found.values())
     return Profile(
         table=pd.DataFrame(rows, columns=columns),
         names=about["names"],
@@ -165,12 +180,16 @@ def read_profile(store: Store, network: str, environment: str, rules: MeasuringR
         grid=grid,
         grid_evidence=tuple(evidence),
         statistic=rules.statistic,
-        noise=float(pd.Series([m.spread for m in found.values() if m.trusted], dtype=float).median()),
-        rejected=1 - sum(m.runs for m in found.values()) / total if total else 0.0,
+        noise=_typical([m.spread for m in found.values() if m.trusted]),
+        interval=_typical([m.ratio.halfwidth() for m in found.values() if m.ratio.variance > 0]),
         untrusted=sum(not m.trusted for m in found.values()),
         estimated=description.get("estimated"),
         **about_job,
     )
+
+
+def _typical(values: list[float]) -> float:
+    return float(pd.Series(values, dtype=float).median())
 
 
 def _frame(store: Store, name: str) -> pd.DataFrame:

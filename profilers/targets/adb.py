@@ -2,13 +2,13 @@
 
 The address is ``adb:SERIAL?runtime=litert&binary=PATH``. Written after the documentation and tested with a fake adb
 executable, never on a phone; the environment of every measurement says so. ``benchmark_model`` reports means, so that
-one call of it gives one time: a visit is three calls (control, network, control), each a mean over its runs.
+one call of it gives one time, and every step of a round is a call of its own. A call is a new process, which runs the
+network a few times before it is timed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import shlex
 import shutil
@@ -37,6 +37,7 @@ _FOLDER = "/data/local/tmp/dsa_hw"
 _TESTED = "written after the documentation and tested with a fake adb executable, not on a phone"
 _AVERAGE = re.compile(r"Inference \(avg\): ([0-9.]+(?:e[+-]?[0-9]+)?)")
 _WARM = 3  # runs of a new process that are not timed
+_STEPS = 16  # calls of one shell: Android limits the length of a command
 _MARK = "dsa-hw-done"
 _PROPERTIES = {
     "board": "getprop ro.product.model",
@@ -61,6 +62,7 @@ class Adb(Target):
     """
 
     slow_to_load = True
+    cache = 2**22
 
     def __init__(
         self,
@@ -116,37 +118,15 @@ class Adb(Target):
                 raise MeasurementError(f"{file} is incomplete on {self.serial}. Check the free space of /data there.")
 
         def clock(n: int) -> Floats:
-            return np.concatenate(self._benchmark([(file, _WARM, 1)] * n))
+            return np.concatenate(self._benchmark([(file, 1)] * n))
 
         loaded = Loaded(lambda: clock(1), clock=clock)
         self._files[loaded] = file
         return loaded
 
-    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
-        """Return one mean per step.
-
-        A step before another of the same network is its warm-up and has no time.
-        """
-        calls, found, warm = [], [], 0
-        for i, (loaded, runs) in enumerate(steps):
-            if i + 1 < len(steps) and steps[i + 1][0] is loaded:
-                warm += runs
-                continue
-            calls.append((self._files[loaded], max(warm, _WARM), runs))
-            warm = 0
-        times = iter(self._benchmark(calls))
-        for i, (loaded, _) in enumerate(steps):
-            merged = i + 1 < len(steps) and steps[i + 1][0] is loaded
-            found.append((np.zeros(0) if merged else next(times), math.nan))
-        return found
-
-    def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """Make ``least`` calls of one run each.
-
-        Starts exclude the time to start processes.
-        """
-        rows = np.concatenate(self._benchmark([(self._files[control], _WARM, 1)] * least))
-        return np.stack([np.concatenate([[0.0], np.cumsum(rows)[:-1]]), np.zeros(least), rows], axis=1)
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[Floats]:
+        """Return the mean of the runs of each step, shape (1,)."""
+        return self._benchmark([(self._files[loaded], runs) for loaded, runs in steps])
 
     def busiest_process(self) -> str | None:
         """Return None: processes of a phone are not read."""
@@ -163,7 +143,7 @@ class Adb(Target):
             self._about = {k: v or "not visible" for k, v in told.items()}
             self._about["benchmark_model"] = f"sha256 {(self._hash(self.binary) or 'not visible')[:16]}"
         hidden = dict.fromkeys(("boost", "smt", "python", "numpy"), "not visible")
-        return {**hidden, **self._about, "options": " ".join(self._options(1, 1)[1:]), "adb": _TESTED}
+        return {**hidden, **self._about, "options": " ".join(self._options(1)[1:]), "adb": _TESTED}
 
     @property
     def name(self) -> str:
@@ -175,20 +155,24 @@ class Adb(Target):
         """Runtime, phone, precision and threads."""
         return f"litert/adb:{self.serial} {self.precision} x{self.threads}"
 
-    def _options(self, warm: int, runs: int) -> list[str]:
+    def _options(self, runs: int) -> list[str]:
         return [
             self.binary,
             f"--num_threads={self.threads}",
             "--use_xnnpack=true",
             "--min_secs=0",
             "--warmup_min_secs=0",
-            f"--warmup_runs={warm}",
+            f"--warmup_runs={_WARM}",
             f"--num_runs={runs}",
         ]
 
-    def _benchmark(self, calls: Sequence[tuple[str, int, int]]) -> list[Floats]:
-        """Run (file, warm-up runs, runs) in one shell on the phone; return the mean seconds of each, shape (1,)."""
-        commands = [shlex.join([*self._options(warm, runs), f"--graph={file}"]) for file, warm, runs in calls]
+    def _benchmark(self, calls: Sequence[tuple[str, int]]) -> list[Floats]:
+        """Run (file, runs) in order on the phone; return the mean seconds of each, shape (1,)."""
+        parts = [self._one_shell(calls[i : i + _STEPS]) for i in range(0, len(calls), _STEPS)]
+        return [seconds for part in parts for seconds in part]
+
+    def _one_shell(self, calls: Sequence[tuple[str, int]]) -> list[Floats]:
+        commands = [shlex.join([*self._options(runs), f"--graph={file}"]) for file, runs in calls]
         script = "; ".join(f"{command} 2>&1; echo {_MARK}" for command in commands)
         parts = self._shell(script, limit=60 + 10 * len(calls)).stdout.split(_MARK)[:-1]
         found = [re.findall(_AVERAGE, part) for part in parts]

@@ -9,10 +9,10 @@ complete run::
         def load(self, artefact, inputs):
             return Loaded(lambda: artefact(*inputs))
 
-Warm-up, interleaving, the control workload, the store and the command line then work unchanged.
+Warm-up, interleaving, the store and the command line then work unchanged.
 
 A target that computes a time instead of measuring it sets ``estimated`` and returns ``Loaded.exact(seconds)``. One run
-is then the whole measurement, ``low`` and ``high`` are the value itself, and no control workload is run.
+is then the whole measurement, and ``low`` and ``high`` are the value itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Target(ABC):
     Attributes:
         runtime: The name under which the class is registered.
         artefact: What `load` takes: an ``nn.Module``, or the bytes of an ONNX file.
-        slow_to_load: Whether loading compiles for seconds; the grid sweep is then kept short.
+        slow_to_load: Whether loading compiles for seconds; networks are then loaded once, and the grid sweep is short.
+        cache: Bytes that the caches of the device may hold, roughly.
         bench_class: The class that measures networks on this target; None stands for `profilers.measuring.bench.Bench`.
         estimated: Where times are computed, by whom, e.g. "estimated by Vela 5.2.0"; None where they are measured.
         remote_device: The device, where it has its own clock and whole visits are made there; None for this computer.
@@ -69,6 +70,7 @@ class Target(ABC):
     runtime: ClassVar[str] = ""
     artefact: ClassVar[Literal["module", "onnx"]] = "module"
     slow_to_load: ClassVar[bool] = False
+    cache: ClassVar[int] = 2**25
     bench_class: ClassVar[type[Bench] | None] = None
     estimated: str | None = None
     remote_device: RemoteDevice | None = None

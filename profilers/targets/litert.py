@@ -1,12 +1,11 @@
 """LiteRT (formerly TensorFlow Lite) on the CPU with XNNPACK, as on phones.
 
-Its packages are in an environment of their own (``dsa-hw setup litert``). A worker process there makes whole visits,
-control workload included, and reports its own waits for a processor.
+Its packages are in an environment of their own (``dsa-hw setup litert``). A worker process there makes whole rounds
+of runs.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -58,25 +57,20 @@ class LiteRT(Target):
             self.worker.ask("load", model=file.name, inputs=arrays, threads=self.threads)
 
         def clock(n: int) -> Floats:
-            return self._sequence([(file.name, n)])[0][0]
+            return self._sequence([(file.name, n)])[0]
 
         loaded = Loaded(lambda: clock(1), clock=clock, outputs=lambda: outputs(file))
         self._names[loaded] = file.name
         weakref.finalize(loaded, _forget, self.worker, file.name)
         return loaded
 
-    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[tuple[Floats, float]]:
+    def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[Floats]:
         """Run (network, runs) back to back in the worker."""
         return self._sequence([(self._names[loaded], runs) for loaded, runs in steps])
 
-    def _sequence(self, steps: Sequence[tuple[str, int]]) -> list[tuple[Floats, float]]:
-        found = self.worker.ask("sequence", steps=list(steps), all_threads=self.threads > 1)["steps"]
-        return [(np.asarray(seconds, np.float64), math.nan if wait is None else wait) for seconds, wait in found]
-
-    def scan(self, control: Loaded, seconds: float, least: int) -> Floats:
-        """Run the control back to back in the worker."""
-        request = {"seconds": seconds, "least": least, "all_threads": self.threads > 1}
-        return np.asarray(self.worker.ask("scan", model=self._names[control], **request)["rows"], np.float64)
+    def _sequence(self, steps: Sequence[tuple[str, int]]) -> list[Floats]:
+        found = self.worker.ask("sequence", steps=list(steps))["steps"]
+        return [np.asarray(seconds, np.float64) for seconds in found]
 
     def busiest_process(self) -> str | None:
         """Describe the busiest process of this computer, where the worker runs."""

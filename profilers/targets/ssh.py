@@ -202,6 +202,7 @@ class Ssh(Target):
     """
 
     artefact = "onnx"
+    cache = 2**22  # boards have little memory for copies
 
     def __init__(self, device: str, *, precision: str = "fp32", threads: int = 1) -> None:
         self.address = Address.parse(device)

@@ -125,13 +125,19 @@ def make_profile(
     seed: int = 0,
     spread: float = 0.0,
     low: float = 0.2,
+    step: int = 1,
+    block: int = 1,
 ) -> Profile:
-    """A profile with log-normal noise of relative sd ``noise``."""
+    """A profile with log-normal noise of relative sd ``noise``.
+
+    Widths are multiples of ``step``, and the device computes blocks of ``block`` channels.
+    """
     rng = np.random.default_rng(seed)
     n = train + holdout
-    widths = np.maximum(1, np.round(rng.uniform(low, 1, (n, len(groups))) * groups.sizes)).astype(int)
+    widths = np.maximum(1, np.round(rng.uniform(low, 1, (n, len(groups))) * groups.sizes / step)).astype(int) * step
     widths = np.vstack([widths, groups.sizes])
-    cost = true_cost(groups, widths / groups.sizes, spread) * np.exp(noise * rng.normal(size=n + 1))
+    computed = np.ceil(widths / block) * block
+    cost = true_cost(groups, computed / groups.sizes, spread) * np.exp(noise * rng.normal(size=n + 1))
     frame = pd.DataFrame(widths, columns=list(groups.names))
     frame["seconds"] = cost
     frame["low"], frame["high"], frame["runs"] = 0.99 * cost, 1.01 * cost, 100
@@ -143,6 +149,7 @@ def make_profile(
         target="synthetic/cpu",
         fingerprint=groups.fingerprint,
         environment={"runtime": "synthetic 1.0"},
+        grid={} if step == 1 else dict.fromkeys(groups.names, step),
     )
 
 

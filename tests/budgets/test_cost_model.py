@@ -23,6 +23,7 @@ NAMES = [
     "physics, coarse",
     "flops",
     "physics, blocks of 16",
+    "physics, blocks of 16, narrow inputs",
     "per operation",
     "topology quadratic",
     "bilinear ridge",

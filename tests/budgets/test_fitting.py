@@ -88,6 +88,75 @@ def test_a_plain_table_is_fitted_like_the_profile(network: Factory, profile: Fac
     assert second.provenance.fingerprint == groups.fingerprint
 
 
+def test_uncertain_rows_have_less_weight(network: Factory, profile: Factory, cost: Factory) -> None:
+    groups = network(size=8, operations=40, seed=1)
+    unseen = np.random.default_rng(1).uniform(0.2, 1, (300, 8))
+    truth = cost(groups, unseen)
+    weighted, plain = [], []
+    for seed in range(20):
+        measured = profile(groups, train=40, holdout=0, noise=0.02, seed=seed)
+        table = measured.table.copy()
+        rng = np.random.default_rng(100 + seed)
+        # A third of the rows has five times the noise.
+        noisy = (np.arange(len(table)) % 3 == 0) & (table["split"] == "train").to_numpy()
+        table["seconds"] *= np.where(noisy, np.exp(np.sqrt(0.1**2 - 0.02**2) * rng.normal(size=len(table))), 1.0)
+        for errors, found in ((np.where(noisy, 0.1, 0.02), weighted), (np.full(len(table), np.nan), plain)):
+            default = {"physics": candidates(groups)["physics"]}
+            model = budgets.fit(replace(measured, table=table.assign(error=errors)), groups, candidates=default)
+            found.append(np.abs(model(unseen) / truth - 1).mean())
+    gain = np.array(plain) - np.array(weighted)
+    assert gain.mean() > 3 * gain.std(ddof=1) / np.sqrt(len(gain))
+    assert np.mean(weighted) < 0.8 * np.mean(plain)
+
+
+def test_equal_errors_give_exactly_the_unweighted_model(network: Factory, profile: Factory) -> None:
+    groups = network(size=6, operations=20, seed=1)
+    measured = profile(groups, train=30)
+    points = np.random.default_rng(0).uniform(0.2, 1, (10, 6))
+    plain = budgets.fit(measured, groups)
+    for errors in (0.03, 0.0, np.where(np.arange(len(measured.table)) % 2, 0.03, np.nan)):
+        model = budgets.fit(replace(measured, table=measured.table.assign(error=errors)), groups)
+        assert model.name == plain.name
+        np.testing.assert_array_equal(model(points), plain(points))
+        np.testing.assert_array_equal(model.upper(points), plain.upper(points))
+    # The rows count by their own errors, not by an average.
+    uneven = measured.table.assign(error=np.where(np.arange(len(measured.table)) % 2, 0.03, 0.3))
+    assert (budgets.fit(replace(measured, table=uneven), groups)(points) != plain(points)).any()
+
+
+def test_errors_of_the_candidates_are_not_weighted(network: Factory, profile: Factory) -> None:
+    groups = network(size=6, operations=20, seed=1)
+    measured = profile(groups, train=30, holdout=0)
+    table = measured.table.assign(error=np.where(np.arange(31) % 3, 0.02, 0.2))
+    default = {"physics": candidates(groups)["physics"]}
+    model = budgets.fit(replace(measured, table=table), groups, candidates=default)
+    assert model.fitted is not None
+    relative = (model.fitted["predicted"] / model.fitted["cost"] - 1).abs()
+    # Two repetitions of the cross-validation are averaged before and after taking the absolute value.
+    assert model.provenance.errors["cv_mape"] == pytest.approx(relative.mean(), rel=0.1)
+    assert "error" not in model.fitted
+
+
+def test_the_grid_is_whole_blocks_where_the_device_computes_them(network: Factory, profile: Factory) -> None:
+    groups = network(size=8, operations=40, seed=1)
+    measured = profile(groups, train=40, noise=0.002, step=4, block=16)
+    model = budgets.fit(measured, groups)
+    assert "blocks of 16" in model.name
+    grid = {name: 16 if size > 16 else 4 for name, size in zip(groups.names, groups.sizes, strict=True)}
+    assert model.provenance.grid == grid
+    assert any("whole blocks of 16 channels" in note for note in model.provenance.notes)
+    # On this grid the value that methods optimise is the prediction.
+    rng = np.random.default_rng(0)
+    steps = np.array([grid[name] for name in groups.names])
+    widths = np.minimum(steps * rng.integers(1, 9, (50, 8)), groups.sizes)
+    alpha = widths / groups.sizes
+    np.testing.assert_allclose(model.value(torch.tensor(alpha)).numpy(), model(alpha), rtol=1e-12)
+    np.testing.assert_allclose(model.value(torch.tensor(alpha), 0.9).numpy(), model.upper(alpha, 0.9), rtol=1e-12)
+    # A device without blocks keeps the grid of the profile.
+    smooth = budgets.fit(profile(groups, train=40, noise=0.002, step=4), groups)
+    assert set(smooth.provenance.grid.values()) == {4}
+
+
 @pytest.mark.speed
 def test_fit_and_evaluation_are_fast(network: Factory, profile: Factory) -> None:
     groups = network(size=60, operations=200, seed=1)

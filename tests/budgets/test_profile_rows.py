@@ -149,3 +149,19 @@ def test_configurations_off_the_grid_are_left_out(network: Factory, profile: Fac
     rows = read_rows(replace(measured, table=aligned), groups)
     assert any("1 configurations off the target's grid" in note for note in rows.notes)
     assert (rows.train[groups.names[0]] != 9).all()
+
+
+def test_errors_are_read_merged_and_checked(network: Factory, profile: Factory) -> None:
+    groups = network(size=4, operations=10, seed=1)
+    measured = profile(groups, train=10, holdout=5)
+    assert np.isnan(read_rows(measured, groups).errors).all()
+    table = measured.table.assign(error=np.where(np.arange(16) % 2, 0.01, np.nan))
+    twice = pd.concat([table, table.iloc[[1]].assign(error=0.03)], ignore_index=True)
+    errors = read_rows(replace(measured, table=twice), groups).errors
+    assert errors.shape == (11,), "training rows, then the dense network"
+    assert errors[1] == pytest.approx(0.02)
+    assert errors[3] == 0.01
+    assert np.isnan(errors[[0, 2]]).all()
+    for wrong in (-0.1, np.inf):
+        with pytest.raises(ProfileError, match="an error below 0 or infinite"):
+            read_rows(replace(measured, table=table.assign(error=wrong)), groups)

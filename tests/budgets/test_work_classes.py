@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import budgets
-from budgets.work_classes import physics_features, work_class
+from budgets.work_classes import physics_features, unit_channels, work_class
 from dsa_hw.channels import find_groups
 from dsa_hw.channels.counts import Count, Operation, Term
 from dsa_hw.errors import ProfileError
+from dsa_hw.zoo.torchvision_compat import torchvision
 
 
 class Net(nn.Module):
@@ -103,6 +104,38 @@ def test_work_of_a_real_network_adds_up_to_its_flops() -> None:
     alpha = np.random.default_rng(0).uniform(0.1, 1, (10, len(groups)))
     work = [j for j, name in enumerate(phi.names) if name.endswith("work")]
     np.testing.assert_allclose(phi(alpha)[:, work] @ phi.dense[work], budgets.flops(groups)(alpha), rtol=1e-12)
+
+
+def test_units_of_a_split_have_the_channels_of_one_half() -> None:
+    network = torchvision.models.shufflenet_v2_x1_0(weights=None).eval()
+    groups = find_groups(network, (torch.zeros(1, 3, 64, 64),))
+    channels = dict(zip(groups.names, unit_channels(groups), strict=True))
+    # 29 units of 8 channels are the 232 of a half; the last convolution reads both halves, 464.
+    assert channels.pop("stage4.0.branch1.2") * 29 == 232
+    assert set(channels.values()) == {1}
+
+
+def test_features_of_blocks_are_those_of_keep_ratios_where_all_blocks_are_full(network: Callable[..., Any]) -> None:
+    groups = network(size=6, operations=40, seed=3)
+    phi, wide = physics_features(groups), physics_features(groups, blocks=True)
+    assert wide.size == 18
+    assert wide.names == (*phi.names, "partial depthwise bytes", "narrow convolution work")
+    alpha = np.random.default_rng(0).uniform(0.1, 1, (5, 6))
+    columns = np.hstack([alpha, np.zeros((5, 12))])
+    np.testing.assert_allclose(wide(columns)[:, :-2], phi(alpha), rtol=1e-12)
+    np.testing.assert_array_equal(wide(columns)[:, -2:], 0.0)
+    # Partial: bytes of depthwise convolutions of that group. Narrow: work of convolutions that read it.
+    one = np.eye(6)
+    partial = wide(np.hstack([0 * one, one, 0 * one]))[:, -2] * wide.dense[-2]
+    expected = sum(4 * (sum(c(one) for c in op.inputs) + op.output(one)) for op in groups.operations if op.depthwise)
+    np.testing.assert_allclose(partial, expected, rtol=1e-12)
+    full = wide(np.hstack([np.ones((6, 6)), 0 * one, one]))[:, -1] * wide.dense[-1]
+    reads = np.zeros(6)
+    for op in groups.operations:
+        for term in op.flops:
+            if op.kind == "conv2d" and len(term.factors) == 2 and not term.factors[1].constant:
+                reads += (term.factors[1].coefficients > 0) * float(term(np.ones(6)))
+    np.testing.assert_allclose(full, reads, rtol=1e-12)
 
 
 def test_an_unknown_granularity_is_refused(network: Callable[..., Any]) -> None:

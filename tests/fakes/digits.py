@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from dsa_hw.errors import MeasurementError
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method, solve
 from dsa_hw.zoo import data as datasets
@@ -54,19 +53,6 @@ class Formula(Target):
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         return Loaded.exact(formula(artefact, inputs))
-
-
-@register("busy")
-class Busy(Formula):
-    """The same, on a machine that is too busy to measure for the first ``refusals`` profiles."""
-
-    refusals = 0
-
-    def known_grid(self) -> int | None:
-        if Busy.refusals:
-            Busy.refusals -= 1
-            raise MeasurementError("Too busy.")
-        return super().known_grid()
 
 
 def formula(model: nn.Module, inputs: tuple[Any, ...]) -> float:

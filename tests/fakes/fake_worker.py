@@ -59,14 +59,9 @@ def load(model: str, inputs: list[str], threads: int) -> Any:
     return {"done": {}}
 
 
-def sequence(steps: list[tuple[str, int]], all_threads: bool) -> Any:
+def sequence(steps: list[tuple[str, int]]) -> Any:
     each = {model: float((FOLDER / model).read_text()) / 5e8 for model, _ in steps}
-    return {"done": {"steps": [[[each[model]] * n, 0.0] for model, n in steps]}}
-
-
-def scan(model: str, seconds: float, least: int, all_threads: bool) -> Any:
-    one = float((FOLDER / model).read_text()) / 5e8
-    return {"done": {"rows": [[i * one, 0.0, one] for i in range(max(least, int(seconds / one)))]}}
+    return {"done": {"steps": [[each[model]] * n for model, n in steps]}}
 
 
 def forget(model: str) -> Any:

@@ -70,7 +70,7 @@ def profile_of(groups: Any, seed: int = 0) -> Profile:
         grid=dict.fromkeys(groups.names, 8),
         grid_evidence=tuple(evidence),
         noise=0.01,
-        rejected=0.1,
+        interval=0.01,
     )
 
 

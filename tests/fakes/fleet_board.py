@@ -1,7 +1,7 @@
 """Boards for the tests of fleets: loaded by every worker (``--preload``) and by the tests themselves.
 
 A board's time is a formula of the weights of the ONNX file; nothing is run. Environment variables configure a worker:
-FLEET_FACTOR (its slowdown), FLEET_DIES_AT (the batch in which it ends itself), FLEET_NAP (seconds per network).
+FLEET_FACTOR (its slowdown) and FLEET_NAP (seconds per network).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from profilers import machine
-from profilers.fleet import on_worker
 from profilers.targets import Loaded, Target, register
 
 
@@ -54,20 +52,3 @@ class Even(Formula):
 class Stepped(Formula):
     per = 3e-7
     multiple = 8
-
-
-def dask_setup(worker: Any) -> None:
-    """Called by Dask in every worker; one with FLEET_DIES_AT ends without cleaning up."""
-    machine.waited = lambda all_threads=False: None  # waits of this machine do not affect a formula
-    if not (dies := int(os.environ.get("FLEET_DIES_AT", "0"))):
-        return
-    real, count = on_worker.Bench.measure_once, 0
-
-    def mortal(*args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count >= dies:
-            os._exit(9)
-        return real(*args, **options)
-
-    on_worker.Bench.measure_once = mortal  # type: ignore[method-assign]

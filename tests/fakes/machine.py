@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from profilers.measuring.bench import Bench
+from profilers.networks.loaded import Loadable
 from profilers.targets import Loaded, Target
 
 
@@ -31,26 +32,50 @@ class Tiny(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
 
+def bursts(period: float, duty: float = 0.5, factor: float = 1.5) -> Callable[[float], float]:
+    """Return a slowdown by ``factor`` in the first ``duty`` of every ``period`` seconds."""
+    return lambda t: factor if t % period < duty * period else 1.0
+
+
+class Run(NamedTuple):
+    """A run of a copy of a network: copies are numbered in the order in which they are loaded."""
+
+    name: str
+    copy: int
+    size: int
+
+
 class Machine:
     """A simulated machine with its own clock.
 
     Args:
-        slowdown: Returns the factor by which work takes longer at a time.
-        steals: Returns whether another process has the processor at a time; that time counts in `waited`.
+        slowdown: Returns the factor by which work takes longer at a time; None for a machine without interference.
         jitter: Mean of the relative variation of a run.
+        load_effect: Standard deviation of the logarithm of a factor that each loaded copy has, as of its memory.
+        tilt: By how much this sitting changes ratios: r becomes r to the power of 1 + ``tilt``.
+        loading: Seconds that loading takes.
         seed: Seed of the variation.
+
+    Attributes:
+        now: The simulated seconds.
+        runs: Every run, in order.
+        loads: How often a network was loaded.
     """
 
     def __init__(
         self,
-        slowdown: Callable[[float], float] = lambda t: 1.0,
-        steals: Callable[[float], bool] = lambda t: False,
+        slowdown: Callable[[float], float] | None = None,
         jitter: float = 0.003,
+        load_effect: float = 0.0,
+        tilt: float = 0.0,
+        loading: float = 1e-3,
         seed: int = 0,
     ) -> None:
         self.now = 0.0
-        self.wait = 0.0
-        self.slowdown, self._steals, self._jitter = slowdown, steals, jitter
+        self.runs: list[Run] = []
+        self.loads = 0
+        self.slowdown = slowdown
+        self._jitter, self._load_effect, self._tilt, self._loading = jitter, load_effect, tilt, loading
         self._rng = np.random.default_rng(seed)
 
     def clock(self) -> float:
@@ -58,33 +83,41 @@ class Machine:
         self.now += 1e-6
         return self.now
 
-    def waited(self) -> float:
-        """Return the simulated seconds without a processor."""
-        return self.wait
-
     def work(self, seconds: float) -> float:
         """Do ``seconds`` of undisturbed work in steps and return the time that it took."""
         begin, left = self.now, seconds * (1 + self._jitter * self._rng.exponential())
+        if self.slowdown is None:
+            self.now += left
+            return left
         step = min(seconds / 20, 2.5e-4)
         while left > 0:
-            if self._steals(self.now):
-                self.now += step
-                self.wait += step
-                continue
             done = min(step, left)
             self.now += done * self.slowdown(self.now)
             left -= done
         return self.now - begin
 
-    def network(self, seconds: float) -> Loaded:
-        """Return a network that takes ``seconds`` undisturbed."""
-        return Loaded(lambda: None, clock=lambda n: np.asarray([self.work(seconds) for _ in range(n)]))
+    def network(self, seconds: float, size: int = 2**20, name: str = "") -> Loadable:
+        """Return a network of ``size`` bytes that takes ``seconds`` undisturbed."""
+
+        def load() -> Loaded:
+            copy, self.loads = self.loads, self.loads + 1
+            self.now += self._loading
+            each = seconds * seconds**self._tilt * float(np.exp(self._load_effect * self._rng.normal()))
+
+            def clock(n: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+                self.runs += [Run(name, copy, size)] * n
+                return np.asarray([self.work(each) for _ in range(n)])
+
+            return Loaded(lambda: None, clock=clock)
+
+        return Loadable(load, size)
 
 
 class Simulated(Target):
-    """The target of a simulated machine."""
+    """The target of a simulated machine, with small caches: a few copies of a network are enough."""
 
     runtime = "simulated"
+    cache = 2**21
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Never called: networks come from the machine."""
@@ -95,14 +128,15 @@ class SimulatedDevice(Target):
     """A simulated machine that loads networks; their time depends on the weights of convolutions."""
 
     runtime = "simulated"
+    cache = 2**14
 
-    def __init__(self, machine: Machine, control: float = 5e-4) -> None:
-        super().__init__("device")
-        self.machine, self.control = machine, control
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
         """Load a network with its true time."""
-        return self.machine.network(self.truth(artefact))
+        return self.machine.network(self.truth(artefact)).load()
 
     @staticmethod
     def truth(module: nn.Module) -> float:
@@ -114,10 +148,7 @@ class SimulatedBench(Bench):
     """A bench with the clock of a `SimulatedDevice`."""
 
     def __init__(self, target: SimulatedDevice, **options: Any) -> None:
-        machine = target.machine
-        super().__init__(
-            target, control=machine.network(target.control), clock=machine.clock, waited=machine.waited, **options
-        )
+        super().__init__(target, clock=target.machine.clock, **options)
 
 
 SimulatedDevice.bench_class = SimulatedBench

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from profilers.measuring.counters import Counter
+from profilers.networks.loaded import Loadable
 from profilers.targets import Loaded, Target
 
 IDLE = 8.0  # watts
@@ -75,14 +76,14 @@ class Device:
     def clock(self) -> float:
         return self.now
 
-    def network(self, seconds: float, watts: float) -> Loaded:
+    def network(self, seconds: float, watts: float) -> Loadable:
         """A network that takes ``seconds`` at ``watts``: ``seconds * watts`` joules gross."""
 
         def clock(n: int) -> np.ndarray[Any, np.dtype[np.float64]]:
             self.spend(n * seconds, watts)
             return np.full(n, seconds)
 
-        return Loaded(lambda: None, clock=clock)
+        return Loadable(lambda: Loaded(lambda: None, clock=clock))
 
 
 def physics(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[float, float]:
@@ -92,7 +93,7 @@ def physics(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[float,
     def hook(layer: nn.Module, _: Any, output: torch.Tensor) -> None:
         nonlocal macs, moved
         moved += output.numel()
-        macs += output.numel() * layer.weight[0].numel()  # type: ignore[union-attr,operator]
+        macs += output.numel() * layer.weight[0].numel()  # type: ignore[index]
 
     layers = [m for m in module.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     handles = [layer.register_forward_hook(hook) for layer in layers]
@@ -115,7 +116,7 @@ class Chip(Target):
         self.chip = device
 
     def load(self, artefact: nn.Module, inputs: tuple[Any, ...]) -> Loaded:
-        return self.chip.network(*physics(artefact, inputs))
+        return self.chip.network(*physics(artefact, inputs)).load()
 
     def known_grid(self) -> int:
         return 2

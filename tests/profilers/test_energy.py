@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsa_hw.errors import MissingDependencyError
-from profilers import energy
+from profilers import cli, energy
 from profilers.measuring import counters, energy_bench
 from profilers.measuring.rules import MeasuringRules
 
@@ -19,10 +19,9 @@ def command(tmp_path: Path, *arguments: str) -> list[str]:
 
 
 def test_command_measures_joules_with_the_users_meter(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules
 ) -> None:
-    rules = MeasuringRules(precision=0.5, worst=1e6, tolerance=1e6, least_windows=1)
-    monkeypatch.setattr(MeasuringRules, "allowing", lambda share, statistic="quiet": rules)
+    monkeypatch.setattr(cli, "_rules", lambda options: lenient)
     monkeypatch.setattr(energy_bench, "_SETTLE", 0.01)
     monkeypatch.setattr(energy_bench, "_LEAST_SECONDS", 0.03)
     meter = "tests.fakes.powered:real_time"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from profilers import latency
+from profilers import cli, latency
 from profilers.measuring.rules import MeasuringRules
+from tests.fakes.stores import stored_runs
 
 MODEL = "tests.fakes.machine:Tiny"
 
@@ -26,8 +28,8 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch, lenient: MeasuringRules) -> None:
-    """No option of the command weakens its rules as far as a test on a busy machine needs."""
-    monkeypatch.setattr(MeasuringRules, "allowing", lambda share, statistic="quiet": lenient)
+    """Rules that need less time than those of the command."""
+    monkeypatch.setattr(cli, "_rules", lambda options: replace(lenient, require=options.require))
 
 
 @pytest.mark.usefixtures("rules")
@@ -38,7 +40,7 @@ def test_command_prints_text_or_json_and_plots_the_grid(tmp_path: Path, capsys: 
     )
     assert latency.main(arguments) == 0
     text = capsys.readouterr().out
-    for part in ("dense", "ms, 95% CI [", "range", "grid", "noise", "rejected", "next: dsa-hw fit"):
+    for part in ("dense", "ms, 95% CI [", "range", "grid", "precision", "spread of the runs", "next: dsa-hw fit"):
         assert part in text
     assert out.exists()
     assert picture.stat().st_size > 5000
@@ -46,9 +48,30 @@ def test_command_prints_text_or_json_and_plots_the_grid(tmp_path: Path, capsys: 
     report = json.loads(capsys.readouterr().out)
     assert report["target"] == "torch/cpu fp32 x1"
     assert len(report["configurations"]) == 5
+    assert all(row["error"] >= 0 for row in report["configurations"])
     assert report["next"]
     assert latency.main(command("--self-check", "--time-limit", "20s", "--out", str(out))) == 0
-    assert "Difference: median" in capsys.readouterr().out
+    assert "Difference of the ratios: median" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("rules")
+def test_required_precision_that_is_not_reached_is_exit_code_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command("--samples", "3", "--holdout", "0", "--grid", "8", "--out", str(tmp_path / "p.sqlite"))
+    assert latency.main([*arguments, "--require", "0.01%"]) == 4
+    error = capsys.readouterr().err
+    assert "+/-0.01% is required" in error
+    assert "--require" in error.split("is required")[1], "the remedy"
+    assert latency.main(arguments) == 0, "without it, every interval is accepted"
+
+
+def test_options_are_the_rules_of_measuring() -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_options(parser)
+    assert cli._rules(parser.parse_args([])) == MeasuringRules()
+    options = parser.parse_args(["--statistic", "p95", "--require", "2%"])
+    assert cli._rules(options) == MeasuringRules(statistic="p95", require=0.02)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +84,7 @@ def test_command_prints_text_or_json_and_plots_the_grid(tmp_path: Path, capsys: 
         (["--model", MODEL, "--input", "1x3x"], 2, "1x3x224x224"),
         (["--model", "no.such:thing"], 2, "Cannot import model"),
         (["--holdout", "-1"], 2, "0 or more"),
+        (["--fleet", "tcp://nowhere:1", "--plot", "p.png"], 2, "--plot"),
     ],
 )
 def test_invalid_options_are_refused_on_one_line(
@@ -89,21 +113,23 @@ def test_foreign_store_is_refused_in_text_and_json(tmp_path: Path, capsys: pytes
     }
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "ten", "5 weeks"])
-def test_invalid_durations_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [*(("time-limit", text) for text in ("0", "-3", "ten", "5 weeks")), ("require", "0%"), ("require", "0.01")],
+)
+def test_invalid_durations_and_shares_are_refused(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        latency.main([f"--time-limit={text}"])
+        latency.main([f"--{option}={text}"])
     assert stop.value.code == 2
-    assert "time" in capsys.readouterr().err
+    assert f"--{option}: must be a" in capsys.readouterr().err
 
 
 def test_interrupted_command_keeps_its_runs(tmp_path: Path) -> None:
     out = tmp_path / "p.sqlite"
     code = (
-        "import sys; from profilers import latency; from profilers.measuring.rules import MeasuringRules\n"
+        "import sys; from profilers import cli, latency; from profilers.measuring.rules import MeasuringRules\n"
         # Never finished: it measures until it is stopped.
-        "rules = MeasuringRules(precision=0, tolerance=1e6, waiting=1e6)\n"
-        "MeasuringRules.allowing = staticmethod(lambda *_: rules)\n"
+        "cli._rules = lambda options: MeasuringRules(precision=0, most_blocks=10**6)\n"
         "sys.exit(latency.main(sys.argv[1:]))"
     )
     arguments = command("--samples", "3", "--holdout", "1", "--grid", "8", "--out", str(out))
@@ -113,7 +139,7 @@ def test_interrupted_command_keeps_its_runs(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (out.exists() and _runs(out)):
+    while time.monotonic() < deadline and not (out.exists() and stored_runs(out)):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -121,17 +147,7 @@ def test_interrupted_command_keeps_its_runs(tmp_path: Path) -> None:
     assert "Repeat the command to continue." in errors
     assert str(out) in errors
     assert "Traceback" not in errors
-    assert _runs(out) > 0
-
-
-def _runs(path: Path) -> int:
-    connection = sqlite3.connect(path, timeout=10)
-    try:
-        return int(connection.execute("SELECT count(*) FROM samples").fetchone()[0])
-    except sqlite3.OperationalError:  # not created yet
-        return 0
-    finally:
-        connection.close()
+    assert stored_runs(out) > 0
 
 
 def test_import_of_profilers_loads_no_heavy_package() -> None:

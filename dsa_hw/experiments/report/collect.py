@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ReportInputs", "collect"]
 
-_QUIET = 0.02  # the default of the measuring rules
 _STATISTICS = {
-    "quiet": "a low quantile of the undisturbed runs",
-    "median": "the median of the undisturbed runs",
+    "quiet": "the lower quartile of the dense network, times the ratio to it",
+    "median": "the median of the dense network, times the ratio to it",
 }
 _SHOWN = (
     "cpu",
@@ -80,7 +79,7 @@ def collect(source: ReportInputs) -> Findings:
     """Return everything that the page shows."""
     groups, sizes = source.groups, source.groups.sizes
     counts = {"flops": budgets.flops(groups), "params": budgets.params(groups)}
-    readings = {id: Reading(**source.session["readings"][id]) for id in source.ids}
+    readings = {id: Reading.from_dict(source.session["readings"][id]) for id in source.ids}
     known, dense = source.folder.rows(), source.ids[0]
     rows, widths, correct, histories = [], {}, {}, {}
     for id in source.ids:
@@ -111,13 +110,6 @@ def collect(source: ReportInputs) -> Findings:
     return Findings(frame, table, sizes, histories, correct, source.profile, source.cost, _about(source, readings))
 
 
-def _allowed(rules: Mapping[str, Any]) -> str:
-    if rules["worst"] >= 1:
-        return "every run accepted, whatever the interference"
-    usual = "" if rules["worst"] <= _QUIET else f" (the default is {100 * _QUIET:g}%)"
-    return f"interference of up to {100 * rules['worst']:g}% allowed{usual}"
-
-
 def _errors(cost: CostModel) -> str:
     names = {"cv_mape": "cross-validated", "holdout_mape": "on held-out configurations"}
     errors = cost.provenance.errors
@@ -136,13 +128,13 @@ def _about(source: ReportInputs, readings: Mapping[str, Reading]) -> dict[str, s
         "target": profile.target,
         "date": str(source.session["date"]),
         "version": dsa_hw.__version__,
-        "latency is": _STATISTICS.get(rules["statistic"], f"{rules['statistic']} of the undisturbed runs"),
-        "how": f"all {len(readings)} networks in one session, in random rounds, with a control workload in between; "
-        "a run counts only where the control before and after it was undisturbed",
-        "trust": f"{_allowed(rules)}; intervals reach "
-        f"{percent(max(halves))} to one side at most; {sum(r.runs for r in readings.values())} runs counted",
-        "profile": f"{len(profile)} configurations, {percent(profile.rejected, 0)} of the runs rejected, spread "
-        f"{percent(profile.noise)}",
+        "latency is": _STATISTICS.get(rules["statistic"], f"{rules['statistic']} of the runs"),
+        "how": f"all {len(readings)} networks in one session, in random rounds, each run between two runs of the dense "
+        "network",
+        "precision": f"intervals reach {percent(max(halves))} to one side at most; "
+        f"{sum(r.runs for r in readings.values())} runs",
+        "profile": f"{len(profile)} configurations, intervals of the ratio to the dense network "
+        f"+/-{percent(profile.interval)} in the median",
         "cost model": _errors(source.cost),
         "grid": f"multiples of {', '.join(map(str, grid))} channels, for every budget alike; where nothing on it "
         "takes the same time, networks at equal latency may leave it",
@@ -151,11 +143,6 @@ def _about(source: ReportInputs, readings: Mapping[str, Reading]) -> dict[str, s
         **{key: str(environment[key]) for key in _SHOWN if environment.get(key)},
         "command": source.command,
     }
-    if rules["worst"] > _QUIET:
-        about["note"] = (
-            f"Measured with {_allowed(rules)}, "
-            "so that a busy machine gives an answer. Repeat the comparison on an idle machine before quoting a latency."
-        )
     about["limits"] = "\n".join(
         [
             f"One training seed. Accuracy is over {images} test images; the ± covers the choice of these images, not "

@@ -102,6 +102,8 @@ class Findings:
 
     def headline(self) -> str:
         """Return the result in one sentence."""
+        if (text := self._asked_and_got()) is not None:
+            return text
         pairs = self.pairs()
         if pairs:
             ours, theirs = pairs[0]
@@ -113,6 +115,26 @@ class Findings:
                 share = row["seconds"] / dense["seconds"]
                 parts.append(f"{BUDGETS[row['kind']].title} {row['asked']} takes {percent(share)} of the dense latency")
         return f"A budget of {'; of '.join(parts)}." if parts else "Nothing was pruned."
+
+    def _asked_and_got(self) -> str | None:
+        """Return what a latency budget and a FLOPs budget of the same share gave; None without such a pair."""
+        first = self.rows[(self.rows["method"] == (self.methods() or [""])[0]) & ~self.rows["matches"].map(_matches)]
+        ours = first[first["kind"] == "latency"]
+        for _, row in ours.iterrows():
+            other = first[(first["kind"] == "flops") & (first["asked"] == row["asked"])]
+            if not str(row["asked"]).endswith("%") or other.empty:
+                continue
+            theirs, dense = other.iloc[0], self.dense
+            asked = float(str(row["asked"]).rstrip("%")) / 100
+            got, gave = (float(r["seconds"] / dense["seconds"]) for r in (row, theirs))
+            off = f"{percent(abs(gave / asked - 1), 0)} too {'slow' if gave > asked else 'fast'}"
+            met = f"{str(row.get('verdict', '')).lower()}, " if row.get("verdict") else ""
+            return (
+                f"Asked for {row['asked']} of the latency: the latency budget gave {percent(got)} ({met}accuracy "
+                f"{percent(row['accuracy'])}), the FLOPs budget of {row['asked']} gave {percent(gave)} ({off}, "
+                f"accuracy {percent(theirs['accuracy'])}); the dense network has {percent(dense['accuracy'])}."
+            )
+        return None
 
     def _equal(self, ours: pd.Series[Any], theirs: pd.Series[Any]) -> str:
         ratio, both = float(theirs["seconds"] / ours["seconds"]), (seconds(ours["seconds"]), seconds(theirs["seconds"]))
@@ -138,9 +160,7 @@ class Findings:
         """Return two or three sentences: the latency that each budget gave, and whether it was met."""
         dense, found = self.dense, []
         first = self.methods()[0] if self.methods() else ""
-        chosen = self.rows[
-            (self.rows["method"] == first) & ~self.rows["matches"].map(lambda m: isinstance(m, str) and bool(m))
-        ]
+        chosen = self.rows[(self.rows["method"] == first) & ~self.rows["matches"].map(_matches)]
         for _, row in chosen.drop_duplicates("kind").iterrows():
             share = float(row["seconds"] / dense["seconds"])
             name = f"{BUDGETS[row['kind']].title} budget of {row['asked']}"
@@ -152,12 +172,19 @@ class Findings:
                 found.append(f"The {name} {kept}: measured {seconds(row['seconds'])}, {percent(share)} of dense.")
             else:
                 found.append(f"The {name} gave a network that takes {percent(share)} of the dense latency.")
+        if self._asked_and_got() is not None and (pairs := self.pairs()):
+            found.append(self._equal(*pairs[0]))
         return found
 
     def methods(self) -> list[str]:
         """Return the names of the methods that were compared, "dsa" first."""
         names = [m for m in dict.fromkeys(self.rows["method"]) if m]
         return sorted(names, key=lambda m: m != "dsa")
+
+
+def _matches(value: Any) -> bool:
+    """Return whether a network was made to match the latency of another."""
+    return isinstance(value, str) and bool(value)
 
 
 def seconds(value: float) -> str:

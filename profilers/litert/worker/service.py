@@ -134,27 +134,13 @@ class Service:
         self._interpreters[model] = interpreter
         return {}
 
-    def sequence(self, steps: list[tuple[str, int]], all_threads: bool) -> dict[str, Any]:
-        """Run (model, runs) back to back; return for each the seconds of its runs and its wait for a processor."""
-        found = []
+    def sequence(self, steps: list[tuple[str, int]]) -> dict[str, Any]:
+        """Run (model, runs) back to back; return for each the seconds of its runs."""
         gc.disable()  # a garbage collection during a run would disturb the measurement
         try:
-            for model, n in steps:
-                before = _waited(all_threads)
-                seconds = _timed(self._interpreters[model].invoke, n)
-                after = _waited(all_threads)
-                found.append([seconds, None if before is None or after is None else after - before])
+            return {"steps": [_timed(self._interpreters[model].invoke, n) for model, n in steps]}
         finally:
             gc.enable()
-        return {"steps": found}
-
-    def scan(self, model: str, seconds: float, least: int, all_threads: bool) -> dict[str, Any]:
-        """Run ``model`` for ``seconds`` and at least ``least`` runs; return start, wait so far and length of each."""
-        rows: list[tuple[float, float, float]] = []
-        invoke, begin = self._interpreters[model].invoke, time.perf_counter()
-        while (now := time.perf_counter() - begin) < seconds or len(rows) < least:
-            rows.append((now, _waited(all_threads) or 0.0, _timed(invoke, 1)[0]))
-        return {"rows": rows}
 
     def outputs(self, model: str, to: str) -> dict[str, Any]:
         """Write the outputs to ``to``.0.npy, ``to``.1.npy ... as float32, images channel-first; return how many."""
@@ -189,15 +175,6 @@ def _timed(invoke: Any, n: int) -> list[float]:
         invoke()
         stamps.append(clock())
     return [float(x) for x in np.diff(stamps)]
-
-
-def _waited(all_threads: bool) -> float | None:
-    """Return the seconds that this process was ready to run without a processor; None where unknown."""
-    tasks = list(Path("/proc/self/task").iterdir()) if all_threads else [Path("/proc/thread-self")]
-    try:
-        return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _channels_last(array: Any) -> Any:

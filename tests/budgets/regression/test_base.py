@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import lsq_linear
 from sklearn.base import clone
 from sklearn.exceptions import SkipTestWarning
 from sklearn.model_selection import cross_val_score
@@ -44,6 +45,7 @@ NAMES = [
     "physics, coarse",
     "flops",
     "physics, blocks of 16",
+    "physics, blocks of 16, narrow inputs",
     "per operation",
     "topology quadratic",
     "bilinear ridge",
@@ -105,10 +107,24 @@ def test_gradient_equals_central_differences(data: Data, name: str) -> None:
     np.testing.assert_allclose(tensor.grad.numpy(), gradient, rtol=1e-9, atol=1e-12 * scale)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_smooth_is_the_torch_value(data: Data, name: str) -> None:
+    groups, alpha, y = data
+    model = candidates(groups)[name].fit(alpha, y)
+    points = np.random.default_rng(3).uniform(0.05, 1, (40, 8))
+    np.testing.assert_allclose(model.smooth(points), model.value(torch.tensor(points)).numpy(), rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "monotone boosting"])
 def test_torch_value_is_the_prediction(data: Data, name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
+    if model.blocks is not None:
+        # Between blocks the prediction has steps and the value is their chord.
+        assert np.abs(model.value(torch.tensor(alpha)).numpy() / model.predict(alpha) - 1).max() > 1e-3
+        step = model.blocks.steps
+        alpha = np.maximum(np.round(alpha * groups.sizes / step) * step, step)
+        alpha = np.where(alpha > groups.sizes, groups.sizes, alpha) / groups.sizes
     tensor = torch.tensor(alpha).reshape(4, 10, 8)
     assert model.value(tensor).shape == (4, 10)
     np.testing.assert_allclose(model.value(tensor).numpy().ravel(), model.predict(alpha), rtol=1e-12)
@@ -131,9 +147,61 @@ def test_monotone_models_do_not_fall_in_100000_pairs(data: Data, name: str) -> N
     below, above = (np.concatenate([model.at(part) for part in np.array_split(x, 20)]) for x in (low, high))
     # Sums of the same positive numbers in the same order: rounding may differ in the last bits only.
     assert int((above < below * (1 - 1e-14)).sum()) == 0
-    if name == "monotone boosting":
+    if name in ("monotone boosting", "physics, blocks of 16"):
         smooth = [torch.cat([model.value(part) for part in torch.tensor(x[:5000]).split(500)]) for x in (low, high)]
         assert bool((smooth[1] >= smooth[0] * (1 - 1e-12)).all())
+
+
+def test_narrow_inputs_may_cost_more_than_a_block_but_the_value_does_not_fall(data: Data) -> None:
+    groups, _, _ = data
+    model = candidates(groups)["physics, blocks of 16, narrow inputs"]
+    assert not model.monotone
+    rng = np.random.default_rng(0)
+    widths = np.minimum(8 * rng.integers(1, 17, (80, 8)), groups.sizes)
+    columns = model.features
+    assert columns is not None
+    assert model.blocks is not None
+    narrow = columns.names.index("narrow convolution work")
+    coefficients = rng.uniform(0.5, 1, len(columns))
+    coefficients[narrow] = 3.0
+    alpha = widths / groups.sizes
+    y = columns(model.blocks(alpha)) @ coefficients
+    model.fit(alpha, y)
+    np.testing.assert_allclose(model.predict(alpha), y, rtol=1e-6)
+    eight, sixteen = np.full((1, 8), 8) / groups.sizes, np.full((1, 8), 16) / groups.sizes
+    assert model.predict(eight) > model.predict(sixteen)
+    values = model.value(torch.tensor(np.linspace(0.01, 1, 500)[:, None] * np.ones(8)))
+    assert bool((values.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_equal_weights_change_nothing_and_a_small_weight_leaves_a_row_out(
+    data: Data, kind: type[CostRegressor]
+) -> None:
+    groups, alpha, y = data
+    phi = physics_features(groups, "operations" if kind is PerOperationAdditive else "classes")
+    plain, equal = kind(phi).fit(alpha, y), kind(phi).fit(alpha, y, np.full(40, 0.3))
+    np.testing.assert_array_equal(plain.predict(alpha), equal.predict(alpha))
+    wrong = np.where(np.arange(40) == 7, 3 * y, y)
+    light = kind(phi).fit(alpha, wrong, np.where(np.arange(40) == 7, 1e-8, 1.0))
+    without = kind(phi).fit(np.delete(alpha, 7, 0), np.delete(y, 7))
+    error, spoilt = (
+        np.abs(m.predict(alpha) / without.predict(alpha) - 1).mean() for m in (light, kind(phi).fit(alpha, wrong))
+    )
+    assert error < 0.2 * spoilt
+    for weights in (np.zeros(40), np.ones(39), np.full(40, np.nan)):
+        with pytest.raises(ProfileError, match="`weights` must be 40 finite numbers above 0"):
+            kind(phi).fit(alpha, y, weights)
+
+
+def test_weighted_physics_is_weighted_least_squares(data: Data) -> None:
+    groups, alpha, y = data
+    phi = physics_features(groups, "coarse")
+    weights = np.random.default_rng(2).uniform(0.1, 1, 40)
+    model = PhysicsNNLS(phi).fit(alpha, y, weights)
+    design = phi(alpha) / y[:, None]
+    found = lsq_linear(np.sqrt(weights)[:, None] * design, np.sqrt(weights), (0, np.inf), tol=1e-14)
+    np.testing.assert_allclose(model.coef_, found.x, rtol=1e-5, atol=1e-9 * found.x.max())
 
 
 def test_widths_give_the_same_model_as_keep_ratios(data: Data) -> None:

@@ -47,8 +47,9 @@ def test_module_runs_as_the_command() -> None:
             "dsa-hw inspect: Unknown arguments: --speed '2 3'. See dsa-hw inspect --help.",
         ),
         (
-            ["fit", "profile.sqlite", "--allow", "2"],
-            "dsa-hw fit: Argument --allow: must be a percentage such as 2% or 5%, got '2'. See dsa-hw fit --help.",
+            ["verify", "plan.json", "--model", "resnet18", "--require", "2"],
+            "dsa-hw verify: Argument --require: must be a percentage such as 2% or 5%, got '2'. "
+            "See dsa-hw verify --help.",
         ),
     ],
 )

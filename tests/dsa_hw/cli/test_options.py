@@ -64,7 +64,8 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         "time for measuring the profile, for example 90s (default: 10min)",
         "seed of everything random (default: 0)",
         "epochs of fine-tuning each pruned network (default: 4)",
-        "a busy machine (default: 2%)",
+        "(default: accept every interval)",
+        "uses less of the budget (default: 0.9)",
     ):
         assert part in text
 
@@ -83,12 +84,13 @@ def test_options_reach_profile_and_refinement(command: str) -> None:
     budget = "--budget" if command == "allocate" else "--budgets"
     words = [command, "--model", "resnet20", "--data", "digits", budget, "latency=50%", "--profile", "p.sqlite"]
     words += ["--samples", "20", "--holdout", "5", "--grid", "8", "--time-limit", "2min", "--minimum", "25%"]
-    args = parse(*words, "--allow", "5%")
+    args = parse(*words, "--require", "5%", "--confidence", "0.8")
     found = profile_options(args)
     assert (found.source, found.samples, found.holdout, found.grid) == (Path("p.sqlite"), 20, 5, "8")
     assert (found.time_limit, found.name, found.force) == (120.0, "resnet20", False)
-    assert found.rules == dsa_hw.MeasuringRules.allowing(0.05)
+    assert found.rules == dsa_hw.MeasuringRules(require=0.05)
     assert refinement_options(args).minimum == 0.25
+    assert refinement_options(args).confidence == 0.8
     if command != "compare":  # which takes profiles only, and these need no force
         assert profile_options(parse(*words, "--force")).force
 

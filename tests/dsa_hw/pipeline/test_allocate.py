@@ -57,7 +57,7 @@ def test_latency_is_profiled_measured_corrected_and_certified(
     )  # fmt: skip
     (entry,) = result.certificate.entries
     assert entry.verdict == "MET", str(entry)
-    assert 0.97 <= entry.utilisation <= 1
+    assert 0.96 <= entry.utilisation <= 1
     assert result.certificate.measurements <= 6
     assert entry.limit == pytest.approx(0.6 * entry.dense)
     assert entry.target == "formula/device fp32"
@@ -71,12 +71,8 @@ def test_latency_is_profiled_measured_corrected_and_certified(
     again = verify(tmp_path / "run" / "plan.json", net, target=formula)
     assert (again.now.verdict, again.same_device) == ("MET", True)
     assert f"The certificate of {again.then.date} still holds." in str(again)
-    formula.factor = 1.2  # everything is slower than it ever was here: a disturbed machine
-    doubtful = verify(result.plan, net, target=formula, time_limit=1)
-    assert doubtful.now.verdict == "INCONCLUSIVE"
-    assert str(doubtful).startswith(
-        f"Inconclusive: cannot determine whether the certificate of {doubtful.then.date} still holds."
-    )
+    formula.factor = 1.2  # everything is slower than it ever was here; a share of the dense network's latency is not
+    assert verify(result.plan, net, target=formula, time_limit=1).now.verdict == "MET"
     formula.factor = 1.0
 
     # The same call again: nothing is trained again, and the profile is not measured again.
@@ -137,7 +133,8 @@ def test_a_profile_of_another_day_is_corrected(net: Net, example: torch.Tensor, 
         progress=False, profiling=ProfileOptions(source=known_profile(net, example, wrong)),
     )  # fmt: skip
     assert result.certificate.verdict == "MET", result.rounds.to_string()
-    assert result.certificate.utilisation >= 0.97, result.rounds.to_string()
+    # How much the dense network's time differs from day to day is not known yet: a part of the budget is left for it.
+    assert result.certificate.utilisation >= 0.92, result.rounds.to_string()
     assert 2 <= result.certificate.measurements <= 6
 
 
@@ -249,7 +246,7 @@ def test_onnx_runtime_from_end_to_end(net: Net, lenient: MeasuringRules, tmp_pat
     (entry,) = result.certificate.entries
     assert entry.utilisation == pytest.approx(entry.measured / (0.7 * entry.dense))
     assert entry.low <= entry.measured <= entry.high
-    assert entry.runs >= lenient.least_runs
+    assert entry.runs >= lenient.least_blocks * lenient.rounds
     assert entry.environment["onnxruntime"] == onnxruntime.__version__
     assert result.certificate.measurements <= 2
     assert sum(p.numel() for p in result.model.parameters()) < sum(p.numel() for p in net.parameters())

@@ -13,7 +13,6 @@ from torch import nn
 from budgets import EnergyBudget, EstimatedEnergyBudget, FlopsBudget, LatencyBudget
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.options import ProfileOptions
-from profilers import MeasuringRules
 from tests.fakes.powered import Chip, Device, physics
 from tests.profilers.targets.test_table import made
 
@@ -26,8 +25,7 @@ def test_budgets_on_energy_latency_and_flops_are_met_on_the_simulated_device(tin
     model, inputs = tiny
     device = Device(tick=0.02, noise=0.003)  # quick enough for the time that the front door gives a measurement
     budgets = [EnergyBudget("70%", counter=device.counter()), LatencyBudget("75%"), FlopsBudget("90%")]
-    rules = MeasuringRules(waiting=1e9)  # waits are real, the seconds they are compared with are not
-    profiling = replace(PROFILING, samples=9, rules=rules)
+    profiling = replace(PROFILING, samples=9)
     result = allocate(model, budgets, example_inputs=inputs, target=Chip(device), profiling=profiling, progress=False)
     (seconds, watts), (whole, power) = physics(result.model, inputs), physics(model, inputs)
     assert 0.4 * whole * power < seconds * watts <= 0.7 * whole * power, "true on the device, and not by far too much"

@@ -1,14 +1,14 @@
-"""Fleets: workers in processes of their own, one of which dies; kinds; restarts; TLS; one network for two devices."""
+"""Fleets: workers in processes of their own, one of which dies; types; restarts; TLS; one network for two devices."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,11 +30,12 @@ import dsa_hw
 import profilers
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from dsa_hw.profiles import Profile
-from profilers import latency, machine
+from profilers import latency
 from profilers.fleet import members, on_worker, profile, profile_fleet, tasks
-from profilers.fleet.bench import FleetBench, _Batch, _next
-from profilers.fleet.members import Fleet, FleetMember, controls_agree, group_by_type
+from profilers.fleet.bench import FleetBench
+from profilers.fleet.members import Fleet, FleetMember, group_by_type
 from profilers.fleet.profile import check_address
+from profilers.measuring.measurement import Samples
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.onnx_narrow import template
 from profilers.storage.store import Store
@@ -42,16 +43,10 @@ from tests.fakes import fleet_board
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
 ROOT = Path(__file__).parents[3]
-RULES = MeasuringRules()
+RULES = MeasuringRules(least_seconds=0.0)
+SLOW = 1.2
 _MADE: dict[str, Any] = {}
 SMALL: dict[str, Any] = {"samples": 8, "holdout": 2, "grid": 4, "time_limit": 90.0, "rules": RULES, "name": "tiny"}
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control that is a formula is known at once, and this machine's waits say nothing about it."""
-    monkeypatch.setattr(members, "_CONTROL", 0.05)
-    monkeypatch.setattr(machine, "waited", lambda all_threads=False: None)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +82,7 @@ class Processes:
     def worker(self, name: str, resources: str, **variables: str) -> None:
         self._start(name, "worker", "--scheduler-file", str(self.file), "--no-nanny", "--nthreads", "1", "--name", name,
                     "--resources", resources, "--no-dashboard", "--local-directory", str(self.folder / name),
-                    "--preload", "tests.fakes.fleet_board",
+                    "--preload", "tests.profilers.fleet.mortal",
                     DSA_HW_CACHE=str(self.folder / f"cache-{name}"), DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False",
                     **variables)  # fmt: skip
 
@@ -122,7 +117,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     try:
         made.worker("one", "boardformula/cpu=1,onnxruntime/cpu=1")
         made.worker("mortal", "boardformula/cpu=1", FLEET_DIES_AT="1")
-        made.worker("slow", "boardformula/cpu=1", FLEET_FACTOR="1.3")
+        made.worker("slow", "boardformula/cpu=1", FLEET_FACTOR=str(SLOW))
         made.wait()
         yield made
     finally:
@@ -148,11 +143,14 @@ def by_hand(row: Any, names: list[str], sizes: list[int], per: float = 1e-7) -> 
     return 1e-3 + per * (27 * stem + 18 * stem * inner + 5 * stem)
 
 
-def check_profile(found: Profile, factor: float) -> None:
+def check_profile(found: Profile, between: tuple[float, float]) -> tuple[float, list[float]]:
+    """Check size and scale of a profile; return the dense network's time, and the true ratios to it."""
     table, names, sizes = found.table, list(found.names), list(found.sizes)
     assert table["split"].value_counts().to_dict() == {"train": 7, "holdout": 2, "dense": 1}
-    wanted = [factor * by_hand(row, names, sizes) for _, row in table.iterrows()]
-    assert table["seconds"].to_numpy() == pytest.approx(wanted, rel=0.003)
+    dense = float(table[table["split"] == "dense"]["seconds"].iloc[0])
+    true = by_hand(dict(zip(names, sizes, strict=True)), names, sizes)
+    assert 0.997 * between[0] * true < dense < 1.003 * between[1] * true
+    return dense, [by_hand(row, names, sizes) / true for _, row in table.iterrows()]
 
 
 def test_fleet_with_a_lost_and_a_slower_board(
@@ -163,38 +161,31 @@ def test_fleet_with_a_lost_and_a_slower_board(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "p.sqlite"
-    real, unfinished = FleetBench.measure_once, []
+    real, unfinished = FleetBench.measure, []
 
     def measure(*arguments: Any, **options: Any) -> Any:
         found = real(*arguments, **options)
         unfinished.extend(name for name, m in found.items() if not m.finished)
         return found
 
-    monkeypatch.setattr(FleetBench, "measure_once", measure)
+    monkeypatch.setattr(FleetBench, "measure", measure)
     with caplog.at_level(logging.INFO):
-        profiles = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
+        (found,) = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL).values()
     assert processes.running["mortal"].wait(10) == 9
     assert not unfinished, "another board measured the batch of the lost one"
     assert "mortal" in caplog.text
     assert "is gone; other boards measure its configurations." in caplog.text
-    assert "slow is not of the type boardformula/cpu fp32 x1, control" in caplog.text
-    fast, slow = profiles.items()
-    for (_, found), factor in ((fast, 1.0), (slow, 1.3)):
-        check_profile(found, factor)
-        assert found.target == "boardformula/cpu fp32 x1"
-    assert all(kind.startswith("boardformula/cpu fp32 x1, control ") for kind in profiles)
+    assert re.search(r"differ in speed by more than 10%.* takes \S+ ms on one, \S+ ms on slow\.", caplog.text)
+    assert found.target == "boardformula/cpu fp32 x1"
+    # Every board compares with its own runs of the dense network: the ratios are those of the formula.
+    dense, truth = check_profile(found, between=(1.0, SLOW))
+    assert found.table["seconds"].to_numpy() / dense == pytest.approx(truth, rel=0.003)
     stored = profilers.load_tables(out, rules=RULES)
-    assert len(stored.profiles) == 2
-    assert {round(p.table["seconds"].max(), 9) for p in stored.profiles.values()} == {
-        round(p.table["seconds"].max(), 9) for p in profiles.values()
-    }
-
-    # The same command again: both types are recognised by their controls, and nothing is measured twice.
-    again = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL)
-    assert list(again) == list(profiles)
+    assert len(stored.profiles) == 1
+    # The same command again: the type is recognised by its environment, and nothing is measured twice.
+    (again,) = profile_fleet(*tiny, processes.address, "boardformula/cpu", out=out, **SMALL).values()
     assert len(profilers.load_tables(out, rules=RULES).samples) == len(stored.samples)
-    for kind, found in profiles.items():
-        pd.testing.assert_frame_equal(again[kind].table, found.table)
+    pd.testing.assert_frame_equal(again.table, found.table)
 
 
 def test_onnxruntime_on_a_worker(processes: Processes, tiny: Network, lenient: MeasuringRules, tmp_path: Path) -> None:
@@ -223,12 +214,13 @@ def test_interrupted_run_continues(here: str, tiny: Network, tmp_path: Path) -> 
         before = store.table("samples")[1]
     assert before
     (found,) = profile_fleet(*tiny, here, "boardformula/cpu", out=out, **SMALL).values()
-    check_profile(found, 1.0)
+    dense, truth = check_profile(found, between=(1.0, 1.0))
+    assert found.table["seconds"].to_numpy() / dense == pytest.approx(truth, rel=0.003)
     with Store(out) as store:
         after = store.table("samples")[1]
     assert after[: len(before)] == before
-    done = {row[2] for row in before}
-    assert not done & {row[2] for row in after[len(before) :]}, "what was stored is not measured again"
+    twice = {row[2] for row in before} & {row[2] for row in after[len(before) :]}
+    assert len(twice) == 1, "what was stored is not measured again, except the dense network beside the others"
 
 
 def test_one_network_meets_the_budgets_of_two_devices(
@@ -261,12 +253,13 @@ def test_one_network_meets_the_budgets_of_two_devices(
 def test_command_prints_every_type(here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--model", "tests.fakes.fleet_networks:tiny", "--fleet", here, "--device", "cpu"]
     rest = ["--samples", "4", "--holdout", "1", "--grid", "4", "--time-limit", "60"]
+    common += ["--out", str(tmp_path / "p.sqlite")]
     command = [*common, "--runtime", "boardformula", *rest]
-    assert latency.main([*command, "--out", str(tmp_path / "p.sqlite"), "--json"]) == 0
+    assert latency.main([*command, "--json"]) == 0
     (kind,) = json.loads(capsys.readouterr().out)["kinds"]
     assert kind["kind"] == kind["target"] == "boardformula/cpu fp32 x1"
     assert len(kind["configurations"]) == 5
-    assert latency.main([*command, "--out", str(tmp_path / "p.sqlite")]) == 0
+    assert latency.main(command) == 0
     assert capsys.readouterr().out.startswith("kind: boardformula/cpu fp32 x1\nnetwork")
     assert latency.main([*common, "--runtime", "openvino"]) == 2
     text = capsys.readouterr().err
@@ -305,48 +298,26 @@ def test_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.
     assert found.grid_evidence
 
 
-def test_batch_prefers_boards_that_have_not_tried_it() -> None:
-    a, b = described("a", 1.0), described("b", 1.0)
-    tried, new = _Batch(["one"], seen={a.address}), _Batch(["two"])
-    assert _next(deque([tried, new]), a, 2) is new
-    assert _next(deque([tried, new]), b, 2) is tried
-    assert _next(deque([tried]), a, 2) is None
-    assert _next(deque([tried]), a, 1) is tried, "no other board is left"
-    gone: Any = SimpleNamespace(status="cancelled", cancel=lambda: None)
-    for _ in range(2):
-        FleetBench._lost(gone, new, b)
-    with pytest.raises(MeasurementError, match="3 boards were lost while they measured the same 1 networks"):
-        FleetBench._lost(gone, new, b)
-    broken: Any = SimpleNamespace(status="error", cancel=lambda: None, exception=lambda: ValueError("odd"))
-    with pytest.raises(MeasurementError, match="failed: ValueError: odd"):
-        FleetBench._lost(broken, tried, b)
-
-
-def described(name: str, control: float, **environment: str) -> FleetMember:
-    about = {"environment": {"target": "t", "kernel": "6.1", **environment}, "control": control, "title": "t"}
+def described(name: str, **environment: str) -> FleetMember:
+    about = {"environment": {"target": "t", "cpu": "A72", "kernel": "6.1", **environment}, "title": "t"}
     return FleetMember(f"tcp://{name}", "boardformula/cpu", name, about)
 
 
-def test_boards_are_grouped_by_environment_and_control() -> None:
-    assert controls_agree(1.0, 1.015, 0.015)
-    assert not controls_agree(1.0, 1.016, 0.015)
-    found = [described("c", 1.02), described("a", 1.0), described("b", 1.012), described("d", 1.0, kernel="6.2")]
-    kinds = group_by_type(found, [], 0.015)
-    assert [sorted(b.name for b in kind.members.values()) for kind in kinds] == [["a", "b"], ["d"], ["c"]]
-    assert len({json.dumps(kind.environment, sort_keys=True) for kind in kinds}) == 3
-    # Another day: the controls differ a little, the types are those of the store.
-    stored = [kind.environment for kind in kinds]
-    later = group_by_type([described("b", 1.009), described("c", 1.026), described("e", 1.2)], stored, 0.015)
-    assert [kind.environment for kind in later[:2]] == [stored[0], stored[2]]
-    assert later[2].environment not in stored
+def test_boards_are_grouped_by_environment() -> None:
+    found = [described("c", kernel="6.2"), described("b"), described("a"), described("d", kernel="6.2", cpu="A76")]
+    types = group_by_type(found)
+    assert [sorted(m.name for m in one.members.values()) for one in types] == [["a", "b"], ["c"], ["d"]]
+    assert types[0].environment == found[1].about["environment"]
+    assert [str(one) for one in types] == ["t, cpu A72, kernel 6.1", "t, cpu A72, kernel 6.2", "t, cpu A76, kernel 6.2"]
+    assert [str(one) for one in group_by_type(found[:3])] == ["t, kernel 6.1", "t, kernel 6.2"], "only what differs"
+    assert [str(one) for one in group_by_type(found[1:3])] == ["t"]
 
 
 class Scripted:
-    """A client whose workers come and go, and describe themselves at once."""
+    """A client whose workers, given with their kernels, come and go, and describe themselves at once."""
 
-    def __init__(self, **controls: float) -> None:
-        self.controls = controls
-
+    def __init__(self, **kernels: str) -> None:
+        self.kernels = kernels
         self.scheduler = SimpleNamespace(identity=self.identity)
 
     def sync(self, function: Any, **options: Any) -> Any:
@@ -355,41 +326,51 @@ class Scripted:
     def identity(self, n_workers: int) -> dict[str, Any]:
         assert n_workers == -1, "all of them"
         about = {"resources": {"boardformula/cpu": 1.0}, "nthreads": 2}
-        return {"workers": {name: {**about, "name": name} for name in self.controls}}
+        return {"workers": {name: {**about, "name": name} for name in self.kernels}}
 
     def submit(self, function: Any, *_: Any, workers: list[str], **options: Any) -> Any:
         assert function is tasks.describe
         assert options["resources"] == {"boardformula/cpu": 1}
-        about = {**described(workers[0], self.controls[workers[0]]).about, "watched": True, "estimated": None}
+        about = {
+            **described(workers[0], kernel=self.kernels[workers[0]]).about,
+            "watched": True,
+            "estimated": None,
+        }
         return SimpleNamespace(done=lambda: True, status="finished", result=lambda: about, cancel=lambda: None)
 
 
 def test_members_are_removed_and_added(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(members, "_UPDATE_EVERY", 0.0)
-    client = Scripted(a=1.0, b=1.01)
+    client = Scripted(a="6.1", b="6.1", z="6.2")
     fleet = Fleet(client, "auto/any", "fp32", 1)
-    (kind,) = fleet.discover([], 0.015)
+    kind, other = fleet.discover()
+    assert [m.name for m in other.members.values()] == ["z"]
+    assert "z is not of the type t, kernel 6.1: kernel 6.1 -> 6.2" in caplog.text
     assert "runs Dask's profiler" in caplog.text
     assert "--nthreads 1" in caplog.text
-    client.controls = {"b": 1.01, "c": 1.005, "odd": 1.5}
+    client.kernels = {"b": "6.1", "c": "6.1", "odd": "5.0"}
     fleet.update()
     fleet.update()
     assert sorted(b.name for b in kind.members.values()) == ["b", "c"]
+    assert not other.members
     assert "a (boardformula/cpu at a) is gone" in caplog.text
-    assert "odd (boardformula/cpu at odd) (control 1500 ms) has a new type" in caplog.text
-    client.controls = {"a": 1.0}
+    assert "odd (boardformula/cpu at odd) has a new type" in caplog.text
+    client.kernels = {"a": "6.1"}
     fleet.update()
     assert [b.name for b in kind.members.values()] == ["a"]
 
 
 def test_samples_and_inputs_round_trip_as_plain_data(tiny: Network) -> None:
-    samples = profilers.measure(
-        *tiny, target="torch/cpu", rules=MeasuringRules(worst=1e6, tolerance=1e6, waiting=1e6)
-    ).samples
+    samples = Samples(
+        np.asarray([1.1, 1.2]), np.asarray([1.0, 1.3]), np.asarray([1.5, 1.7]), np.asarray([0, 3]), np.asarray([7, 7]),
+        {"celsius": np.asarray([50.0, 51.0])},
+    )  # fmt: skip
     text = json.dumps(on_worker.pack_samples(samples))
     back = on_worker.unpack_samples(json.loads(text))
-    for name in ("values", "visit", "before", "after", "wait"):
-        assert np.array_equal(getattr(back, name), getattr(samples, name), equal_nan=True)
+    for name in ("values", "before", "after", "block", "sitting"):
+        assert np.array_equal(getattr(back, name), getattr(samples, name))
+        assert getattr(back, name).dtype == getattr(samples, name).dtype
+    assert {name: values.tolist() for name, values in back.extra.items()} == {"celsius": [50.0, 51.0]}
     half = (torch.randn(2, 3).half(), torch.arange(4))
     packed = on_worker.pack_inputs(half)
     assert all(isinstance(part, (str, list, bytes)) for one in packed for part in one)

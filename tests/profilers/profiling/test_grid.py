@@ -6,24 +6,26 @@ import itertools
 from collections.abc import Callable
 from math import gcd
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import ProfileError
 from dsa_hw.zoo import models
 from profilers.measuring.bench import Bench
-from profilers.measuring.reference import ReferenceFile
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.chains import Layer
 from profilers.profiling import grid
 from profilers.profiling.grid import excess, finest_free_grid, swept_widths
 from profilers.profiling.plots import plot_grid
-from profilers.targets import resolve
-from tests.fakes.machine import Tiny
+from profilers.targets import Loaded, Target, resolve
+from tests.fakes.machine import Machine, Tiny, bursts
 
 
 def sweep(size: int, cost: Callable[[int], float], noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -135,12 +137,43 @@ def test_depthwise_convolution_is_part_of_the_sweep() -> None:
             assert before.out_side == after.side
 
 
-def test_find_grid_and_plot_on_a_real_target(tmp_path: Path, lenient: MeasuringRules) -> None:
-    import torch
+class Blocks(Target):
+    """A target that computes output channels in blocks of 8, slowly where another process disturbs it."""
 
+    runtime, cache = "blocks", 2**14
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def load(self, artefact: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Loaded:
+        layers = [m for m in artefact.modules() if isinstance(m, nn.Conv2d)]
+        work = sum(-(-m.out_channels // 8) * -(-m.in_channels // 8) for m in layers)
+        return self.machine.network(5e-4 + 1e-4 * work).load()
+
+
+@pytest.mark.parametrize("busy", [None, bursts(0.1, 0.4, 1.7)])
+def test_find_grid_measures_the_blocks_of_a_busy_target(tiny: Any, busy: Any) -> None:
+    model, inputs = tiny
+    groups = find_groups(model, inputs)
+    machine = Machine(busy)
+    bench = Bench(Blocks(machine), clock=machine.clock)
+    swept = grid.sweeps(model, groups, inputs, most=1)
+    found, points = grid.find_grid(bench, groups, swept, limit=600)
+    assert found[swept[0].group] == 8
+    chains = [swept[0].make(p.width) for p in points]
+    truth = np.asarray([5e-4 + 1e-4 * sum(-(-c.outputs // 8) * -(-c.inputs // 8) for c in chain) for chain in chains])
+    seconds = np.asarray([p.seconds for p in points])
+    assert seconds / seconds[0] == pytest.approx(truth / truth[0], rel=0.01)
+    assert all(p.low < p.seconds < p.high and p.runs > 0 for p in points)
+    assert all(p.excess == 0 for p in points if p.width % 8 == 0)
+    assert max(p.excess for p in points) > 0.05
+
+
+def test_find_grid_and_plot_on_a_real_target(tmp_path: Path, lenient: MeasuringRules) -> None:
     model, inputs = Tiny().eval(), (torch.randn(1, 3, 8, 8),)
     groups = find_groups(model, inputs)
-    bench = Bench(resolve("torch/cpu"), rules=lenient, references=ReferenceFile(tmp_path / "r.json"))
+    bench = Bench(resolve("torch/cpu"), rules=lenient)
     swept = grid.sweeps(model, groups, inputs, most=1)
     found, points = grid.find_grid(bench, groups, swept, limit=20)
     assert set(found) == set(groups.names)

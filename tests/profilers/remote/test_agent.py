@@ -134,6 +134,29 @@ def test_invalid_requests_are_refused() -> None:
     assert agent.read_frame(sink) is None
 
 
+def test_least_recently_used_networks_are_unloaded_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        agent, "Network", lambda artefact, arrays, threads, device: SimpleNamespace(size=3 * len(artefact))
+    )
+    board = agent.Agent(io.BytesIO(), io.BytesIO())
+    board.memory, board.artefacts = 75, artefacts(tmp_path)
+    names = []
+    for content in (b"n" * 8, b"\0" * 4):
+        names.append(hashlib.sha256(content).hexdigest())
+        board.artefacts.announce({names[-1]: len(content)})
+        board.artefacts.put(names[-1], 0, content)
+    request = {"network": names[0], "inputs": names[1], "specs": [["float32", [1]]], "threads": 1, "device": "cpu"}
+
+    def load(handle: int, *keep: int) -> Any:
+        return board.load({**request, "handle": handle, "keep": [*keep, handle]})["evicted"]
+
+    assert [load(1), load(2), load(3)] == [[], [], []], "three networks fit"
+    assert load(4, 1) == [2], "1 is older, but it is needed"
+    board.network(3)
+    assert load(5) == [1]
+    assert load(6, 3, 4, 5) == [3], "where not all that are needed fit, the reply says so"
+
+
 @settings(max_examples=30)
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers())), st.binary(max_size=200))
 def test_frames_round_trip(header: dict[str, Any], payload: bytes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsa_hw.errors import MeasurementError
@@ -80,7 +81,7 @@ def test_idle_or_hanging_agent_ends(
     loaded = loaded_on(found, 4)
     assert eventually(lambda: gone(agent_pid(tmp_path / "board"))), "an agent that nobody asks ends"
     assert loaded.run(1) > 0, "and is started again"
-    header = {"op": "scan", "network": found._networks[loaded].handle, "seconds": 60.0, "least": 1}
+    header = {"op": "sequence", "steps": [[found._networks[loaded].handle, 100_000]] * 100}
     begin = time.monotonic()
     assert found._channel is not None
     with pytest.raises(LostError):
@@ -131,7 +132,7 @@ def test_unloaded_networks_are_loaded_again(
     found = local()
     one, two = loaded_on(found, 4), loaded_on(found, 8)
     seconds = found.sequence([(one, 2), (two, 3)])
-    assert [len(s) for s, _ in seconds] == [2, 3]
+    assert [len(s) for s in seconds] == [2, 3]
     assert answers
     # What nobody holds any more is let go of, with the next request.
     handle = found._networks[two].handle
@@ -141,6 +142,79 @@ def test_unloaded_networks_are_loaded_again(
     with pytest.raises(RefusedError) as error:
         found._channel.exchange({"op": "sequence", "steps": [[handle, 1]]})
     assert error.value.kind == "not loaded"
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], float]]:
+    """The steps of every sequence that is sent, and its time limit; all runs of a network take its number in s."""
+    seen: list[tuple[list[Any], float]] = []
+    exchange = Channel.exchange
+
+    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+        reply, data = exchange(self, header, payload, limit)
+        if header["op"] == "sequence":
+            seen.append((header["steps"], limit))
+            data = np.concatenate([np.full(runs, float(handle)) for handle, runs in header["steps"]]).tobytes()
+        return reply, data
+
+    monkeypatch.setattr(Channel, "exchange", spying)
+    return seen
+
+
+def test_round_is_sent_in_short_requests_and_its_order_is_kept(
+    local: Callable[..., AgentDevice], requests: list[tuple[list[Any], float]]
+) -> None:
+    found = local()
+    small, large = loaded_on(found, 4), loaded_on(found, 8)
+    one, two = (found._networks[loaded].handle for loaded in (small, large))
+    steps = [(small, 1), (large, 2)] * 17
+    assert [s.tolist() for s in found.sequence(steps)] == [[one], [two, two]] * 17
+    sent = [request for request, _ in requests]
+    assert sent[0] == [[one, 1], [two, 2]] * 8
+    assert sent[1] == [[two, 1], *[[one, 1], [two, 2]] * 8], "the last network is run again before the others"
+    assert sent[2] == [[two, 1], [one, 1], [two, 2]]
+    assert all(limit / len(request) > 30 for request, limit in requests), "seconds for each step"
+    found.sequence([(small, 1)])
+    assert requests[-1][0] == [[two, 1], [one, 1]], "also before the next round"
+    del small, steps
+    found.sequence([(large, 1)])
+    assert requests[-1][0] == [[two, 1]], "unless it is no longer loaded"
+
+
+def test_board_with_little_memory_runs_fewer_networks_at_once(
+    local: Callable[..., AgentDevice],
+    requests: list[tuple[list[Any], float]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = SimpleNamespace(networks=3)
+    exchange = Channel.exchange
+    there: list[int] = []
+
+    def small(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+        """Pass requests on, and unload networks as an agent with memory for three would."""
+        for handle in header.get("keep", ()):
+            if handle in there:
+                there.append(there.pop(there.index(handle)))
+        evicted = []
+        while header["op"] == "load" and len(there) >= room.networks:
+            evicted.append(there.pop(0))
+        reply, data = exchange(self, {**header, "release": [*header.get("release", ()), *evicted]}, payload, limit)
+        if header["op"] == "load":
+            there.append(header["handle"])
+            reply["evicted"] = evicted
+        return reply, data
+
+    monkeypatch.setattr(Channel, "exchange", small)
+    found = local()
+    networks = [loaded_on(found, width) for width in (4, 8, 12, 16, 20)]
+    steps = [(network, i + 1) for i, network in enumerate(networks)]
+    assert [len(s) for s in found.sequence(steps)] == [1, 2, 3, 4, 5]
+    assert "lacks memory for all networks at once" in caplog.text
+    assert [len(request) for request, _ in requests] == [2, 3, 2], "at most three networks in a request"
+    room.networks, requests[:] = 1, []
+    assert [len(s) for s in found.sequence(steps)] == [1, 2, 3, 4, 5]
+    assert [len(request) for request, _ in requests] == [1] * 5
 
 
 def test_text_from_the_board_has_no_control_characters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 import subprocess
@@ -17,24 +18,33 @@ from dsa_hw.errors import StoreError
 from profilers import load_profile, load_tables
 from profilers.measuring.measurement import Samples
 from profilers.measuring.rules import MeasuringRules
+from profilers.measuring.sittings import Sitting, SittingFile, sitting_key
+from profilers.measuring.statistics import Estimate
 from profilers.storage.store import Store, identity
 
 ABOUT = {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []}
+DENSE = identity("n", [8, 16])
+HALF = identity("n", [4, 8])
 
 
-def filled(path: Path, environment: str = "e", visits: int = 20, hidden: float = 0.0) -> Store:
+def some_runs(seconds: float, blocks: int, rng: np.random.Generator, dense: float = 1e-2) -> list[Samples]:
+    """Runs in blocks of four, each beside two of the dense network."""
+    values, before, after = (s * (1 + 0.003 * rng.random((blocks, 4))) for s in (seconds, dense, dense))
+    return [Samples.of(values[b], before[b], after[b], b) for b in range(blocks)]
+
+
+def filled(path: Path, environment: str = "e", blocks: int = 10) -> Store:
+    """A store with a session in which the dense network was measured, beside its anchor and another network."""
     store = Store(path)
     store.add_environment(environment, {"target": "t", "version": environment})
     store.add_network("n", "net", ABOUT)
-    (dense,) = store.add_design("n", environment, [[8, 16]], "dense")
+    store.add_design("n", environment, [[8, 16]], "dense")
     store.add_design("n", environment, [[4, 8]], "holdout")
-    session = store.add_session(environment, "test", {"load1": 0.5}, reference=5e-4)
+    store.add_design("n", environment, [[2, 2]], "anchor")
+    session = store.add_session(environment, "test", {"load1": 0.5})
     rng = np.random.default_rng(0)
-    runs = [
-        (dense.id, Samples.of_visit(1e-2 * (1 + 0.003 * rng.random(2)), v, 5e-4, 5e-4, 0.0 if v % 2 else float("nan")))
-        for v in range(visits)
-    ]
-    store.add_samples(session, runs, reference=5e-4, hidden={dense.id: hidden})
+    wanted = ((DENSE, 1e-2), (HALF, 4e-3), (identity("n", [2, 2]), 2e-3))
+    store.add_samples(session, [(id, part) for id, seconds in wanted for part in some_runs(seconds, blocks, rng)])
     return store
 
 
@@ -44,71 +54,84 @@ def test_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.glob("p.sqlite*")] == ["p.sqlite"], "closing leaves one file"
     tables = load_tables(path)
     profile, table = tables.profile, tables.profile.table
-    assert table[["a", "b"]].to_numpy().tolist() == [[8, 16]]
-    assert table.loc[0, "split"] == "dense"
-    assert table.loc[0, "runs"] == 40
-    assert table.loc[0, "low"] <= table.loc[0, "seconds"] <= table.loc[0, "high"]
+    assert list(table.columns) == ["a", "b", "seconds", "low", "high", "error", "split", "runs"]
+    assert table[["a", "b"]].to_numpy().tolist() == [[8, 16], [4, 8]], "the anchor is not part of the profile"
+    assert table["split"].tolist() == ["dense", "holdout"]
+    assert table["runs"].tolist() == [40, 40]
+    assert table["seconds"].tolist() == pytest.approx([1e-2, 4e-3], rel=0.005)
+    assert (table["low"] < table["seconds"]).all()
+    assert (table["seconds"] < table["high"]).all()
+    assert table["error"].iloc[0] == 0.0, "the dense network is the unit of the ratios"
+    assert 0 < table["error"].iloc[1] < (table["high"] / table["seconds"] - 1).iloc[1]
     assert (profile.target, profile.names, profile.sizes) == ("t", ("a", "b"), (8, 16))
     assert (profile.network, profile.fingerprint, profile.quantity, profile.unit) == ("net", "f", "latency", "s")
     assert profile.environment == {"target": "t", "version": "e"}
-    assert len(tables.samples) == 40
-    assert tables.samples["wait"].isna().sum() == 20
-    assert load_profile(path, statistic="p90").table.loc[0, "seconds"] > table.loc[0, "seconds"]
+    assert len(tables.samples) == 120
+    tail = load_profile(path, statistic="p90").table["seconds"]
+    assert (tail > table["seconds"]).all()
+
+
+def test_raw_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    with filled(tmp_path / "p.sqlite") as store:
+        session = store.add_session("e", "again", {})
+        before, after = np.asarray([math.inf, 1.0]), np.asarray([2.0, math.inf])
+        edge = Samples.of(np.asarray([1.0, 2.0]), before, after, 7, session)
+        noted = Samples.of(np.asarray([3.0]), 1.0, 2.0, 8, session, {"watts": np.asarray([9.0])})
+        store.add_samples(session, [(DENSE, edge), (DENSE, noted)])
+        found = store.samples("e", "n")[DENSE].of_sitting(session)
+    expected = Samples.joined([edge, noted])
+    for name in ("values", "before", "after", "block", "sitting"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+    assert np.isnan(found.extra["watts"][:2]).all()
+    assert found.extra["watts"][2] == 9.0
+
+
+def test_sittings_of_the_user_determine_the_intervals(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    before = load_profile(path)
+    for i in range(8):  # ratios scatter by about 15% between sittings of this network here
+        sitting = Sitting(Estimate(-1.0 + 0.15 * (-1) ** i, 1e-6), Estimate(-4.6, 1e-6))
+        SittingFile().add(sitting_key("e", "f", [], "quiet"), sitting)
+    after = load_profile(path)
+    assert after.interval > 3 * before.interval
+    assert after.table["seconds"].tolist() == before.table["seconds"].tolist()
+    assert load_profile(path, statistic="median").interval < 2 * before.interval, "of that statistic only"
+
+
+def test_required_precision_leaves_out_what_is_less_precise(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    found = load_profile(path, rules=MeasuringRules(require=1e-4))
+    assert len(found) == 0
+    assert found.untrusted == 3
+
+
+def test_runs_without_those_of_the_dense_network_give_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM samples WHERE configuration = ?", (DENSE,))
+    assert len(load_profile(path)) == 0
+
+
+def test_second_session_is_a_second_sitting(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    first = load_profile(path)
+    filled(path).close()
+    second = load_profile(path)
+    assert (second.table["runs"] == 2 * first.table["runs"]).all()
+    widths = [(p.table["high"] - p.table["low"]).to_numpy() for p in (first, second)]
+    assert (widths[1] < 0.8 * widths[0]).all(), "the mean of two sittings is known better"
 
 
 def test_equal_content_is_stored_once(tmp_path: Path) -> None:
     filled(tmp_path / "p.sqlite").close()
     with filled(tmp_path / "p.sqlite") as store:
-        assert len(store.design("n", "e")) == 2
+        assert len(store.design("n", "e")) == 3
         again = store.add_design("n", "e", [[4, 8]], "train")
         assert [c.split for c in again] == ["holdout"], "a hold-out configuration never becomes a training one"
-
-
-def test_lower_reference_applies_to_earlier_runs(tmp_path: Path) -> None:
-    path = tmp_path / "p.sqlite"
-    with filled(path) as store:
-        assert len(load_profile(path)) == 1
-        store.add_session("e", "faster", {}, reference=4e-4)
-        assert store.reference("e") == 4e-4
-        store.add_session("e", "slower", {}, reference=6e-4)
-        assert store.reference("e") == 4e-4
-    assert len(load_profile(path)) == 0
-
-
-@pytest.mark.parametrize("table", ["reference", "inflation"])
-def test_runs_without_reference_or_inflation_are_not_trusted(tmp_path: Path, table: str) -> None:
-    path = tmp_path / "p.sqlite"
-    filled(path).close()
-    assert len(load_profile(path)) == 1
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"DELETE FROM {table}")
-    for lenient in (MeasuringRules(), MeasuringRules(tolerance=1e6, worst=1e6, waiting=1e6)):
-        tables = load_tables(path, rules=lenient)
-        assert len(tables.samples) == 40
-        assert len(tables.profile) == 0
-        assert tables.profile.untrusted == 1
-
-
-def test_runs_are_judged_by_the_hidden_inflation_of_their_session(tmp_path: Path) -> None:
-    path = tmp_path / "p.sqlite"
-    with filled(path, hidden=0.08) as store:
-        (other,) = (c for c in store.design("n", "e") if c.split == "holdout")
-        dense = identity("n", [8, 16])
-        assert len(load_profile(path)) == 0, "session 1 was inflated by 8%"
-        session = store.add_session("e", "quiet", {}, reference=5e-4)
-        quiet = [Samples.of_visit(np.asarray([5e-3, 5.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
-        store.add_samples(session, [(other.id, s) for s in quiet], reference=5e-4, hidden={other.id: 0.0})
-        assert load_profile(path).table["split"].tolist() == ["holdout"], (
-            "a quiet session does not clear an earlier one"
-        )
-        again = [Samples.of_visit(np.asarray([9e-3, 9.001e-3]), v, 5e-4, 5e-4, 0.0) for v in range(20)]
-        store.add_samples(session, [(dense, s) for s in again], reference=5e-4, hidden={dense: 0.001})
-        row = load_profile(path).table.iloc[0]
-        assert (row["split"], row["runs"]) == ("dense", 40), "of the dense network, only the quiet session counts"
-        assert row["seconds"] == pytest.approx(9e-3, rel=1e-3)
-        assert load_profile(path, rules=MeasuringRules.allowing(0.1)).table.iloc[0]["runs"] == 80, (
-            "with 8% allowed, all runs count"
-        )
 
 
 def test_environments_are_kept_separately(tmp_path: Path) -> None:
@@ -117,7 +140,7 @@ def test_environments_are_kept_separately(tmp_path: Path) -> None:
     filled(path, "e2").close()
     tables = load_tables(path)
     assert [key[2] for key in tables.profiles] == ["e1", "e2"]
-    assert all(len(p) == 1 and p.table.loc[0, "runs"] == 40 for p in tables.profiles.values())
+    assert all(p.table["runs"].tolist() == [40, 40] for p in tables.profiles.values())
 
 
 @pytest.mark.parametrize(
@@ -147,20 +170,22 @@ def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_other_store_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 99])
+def test_other_store_version_is_refused_with_the_command_for_a_new_one(tmp_path: Path, version: int) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(StoreError, match="version 99"):
+    with pytest.raises(StoreError, match=rf"version {version} .*version 3.*dsa-hw profile --model NAME --out new"):
         Store(path)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
 def test_truncated_files_are_refused(tmp_path: Path, share: float) -> None:
     path = tmp_path / "p.sqlite"
-    filled(path, visits=200).close()
+    filled(path, blocks=100).close()
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(StoreError, match=r"truncated|damaged"):
@@ -169,7 +194,7 @@ def test_truncated_files_are_refused(tmp_path: Path, share: float) -> None:
 
 def test_overwritten_pages_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
-    filled(path, visits=400).close()
+    filled(path, blocks=200).close()
     content = bytearray(path.read_bytes())
     content[8192:20480] = b"\xff" * 12288
     path.write_bytes(content)
@@ -192,17 +217,16 @@ def test_missing_folders_and_files_are_refused(tmp_path: Path) -> None:
 def test_full_disk_is_reported_and_the_file_stays_intact(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with filled(path) as store:
-        session = store.add_session("e", "test", {}, reference=5e-4)
+        session = store.add_session("e", "test", {})
         (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
         store._connection.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then says what a full disk says
-        id = identity("n", [8, 16])
-        much = [(id, Samples.of_visit(np.full(50, 1e-2), v, 5e-4, 5e-4, 0.0)) for v in range(500)]
+        much = [(DENSE, Samples.of(np.full(50, 1e-2), 1e-2, 1e-2, block)) for block in range(500)]
         with pytest.raises(StoreError, match=r"disk is full.*same command"):
-            store.add_samples(session, much, reference=5e-4, hidden={id: 0.0})
+            store.add_samples(session, much)
     tables = load_tables(path)
-    assert len(tables.samples) == 40
+    assert len(tables.samples) == 120
     with Store(path) as store:
-        store.add_session("e", "after", {}, reference=5e-4)
+        store.add_session("e", "after", {})
 
 
 _WRITER = """
@@ -217,13 +241,12 @@ _WRITER = """
         store.add_environment("e", {"target": "t"})
         store.add_network("n", "net", {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []})
         store.add_design("n", "e", [[8, 16]], "dense")
-        session = store.add_session("e", "writer", {}, reference=5e-4)
-        visit = 0
+        session = store.add_session("e", "writer", {})
+        block = 0
         while True:
-            runs = Samples.of_visit(np.full(10, 1e-2), visit, 5e-4, 5e-4, 0.0)
-            store.add_samples(session, [(ID, runs)], reference=5e-4, hidden={ID: 0.0})
+            store.add_samples(session, [(ID, Samples.of(np.full(10, 1e-2), 1e-2, 1e-2, block))])
             os.write(pipe, b".")  # committed
-            visit += 1
+            block += 1
     rng = random.Random(seed)
     committed = 0
     for _ in range(children):
@@ -264,16 +287,13 @@ def test_sigkill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
         assert problem == "ok"
         (runs,) = store._connection.execute("SELECT count(*) FROM samples").fetchone()
         (torn,) = store._connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY session, visit HAVING count(*) != 10)"
+            "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY session, block HAVING count(*) != 10)"
         ).fetchone()
-        (unjudged,) = store._connection.execute(
-            "SELECT count(*) FROM samples s LEFT JOIN inflation i ON i.session = s.session "
-            "AND i.configuration = s.configuration WHERE i.hidden IS NULL"
-        ).fetchone()
-        assert store.reference("e") == 5e-4
-    assert unjudged == 0
-    assert torn == 0, "a visit is there whole or not at all"
+    assert torn == 0, "a round is there whole or not at all"
     assert 10 * committed <= runs <= 10 * (committed + 40)
+    found = load_profile(path).table
+    assert found["runs"].tolist() == [runs]
+    assert found["seconds"].tolist() == pytest.approx([1e-2])
 
 
 def test_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
@@ -284,7 +304,7 @@ def test_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
     with Store(path) as store:
         (runs,) = store._connection.execute("SELECT count(*) FROM samples").fetchone()
         (torn,) = store._connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY session, visit HAVING count(*) != 10)"
+            "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY session, block HAVING count(*) != 10)"
         ).fetchone()
     assert torn == 0
     assert 10 * committed <= runs <= 10 * (committed + 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import nn
 
 import profilers
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
-from profilers.measuring.bench import Bench
+from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.rules import MeasuringRules
+from profilers.networks.loaded import Loadable
 from profilers.targets import resolve
 from profilers.targets.adb import Adb
 
@@ -97,15 +99,16 @@ def test_network_is_pushed_once_and_timed_on_the_phone(phone: Path) -> None:
     name = hashlib.sha256(b"network").hexdigest()
     assert (phone / f"data/local/tmp/dsa_hw/{name}.tflite").read_bytes() == b"network"
     assert loaded.run(3) == pytest.approx([0.035] * 3)
-    control = found.load(b"control!", ())
-    before, warm, kept, after = found.sequence([(control, 4), (loaded, 5), (loaded, 9), (control, 4)])
-    assert (before[0], kept[0], after[0]) == (pytest.approx([0.04]), pytest.approx([0.035]), pytest.approx([0.04]))
-    assert len(warm[0]) == 0
-    assert np.isnan(kept[1])
+    dense = found.load(b"dense...", ())
+    seconds = found.sequence([(dense, 1), (dense, 1), (loaded, 9), (dense, 4)])
+    assert [s.tolist() for s in seconds] == [pytest.approx([t]) for t in (0.04, 0.04, 0.035, 0.04)]
     last = (phone / "log").read_text().splitlines()[-1]
-    assert last.count("--graph=") == 3, "a visit is one command"
-    assert "--warmup_runs=5 --num_runs=9" in last
+    assert last.count("--graph=") == 4, "a short round is one command"
+    assert "--warmup_runs=3 --num_runs=9" in last
     assert "--num_threads=2" in last
+    long = found.sequence([(dense, 1), (loaded, 1)] * 20)
+    assert [float(s[0]) for s in long] == pytest.approx([0.04, 0.035] * 20)
+    assert [line.count("--graph=") for line in (phone / "log").read_text().splitlines()[-3:]] == [16, 16, 8]
     found.load(b"network", ())
     assert (phone / "log").read_text().count("push") == 2, "what is there is not sent again"
     (phone / f"data/local/tmp/dsa_hw/{name}.tflite").write_bytes(b"damaged")
@@ -127,11 +130,13 @@ def test_environment_of_a_profile_says_how_it_was_tested(
     assert about["python"] == "not visible", "nothing of this computer passes for the phone's"
 
 
-def test_scan_has_the_requested_rows(phone: Path, lenient: MeasuringRules) -> None:
+def test_bench_measures_ratios_on_the_phone(phone: Path) -> None:
     found = target()
-    bench = Bench(found, rules=lenient, control=found.load(b"c", ()))
-    assert bench.reference.seconds == pytest.approx(0.01)
-    assert bench.scan(0.1).seconds == pytest.approx(np.full(20, 0.01))
+    networks = {name: Loadable(partial(found.load, name.encode(), ())) for name in ("a", "bcd")}
+    rules = MeasuringRules(rounds=2, least_seconds=0.0)
+    measured = Bench(found, rules=rules).measure(networks, Loadable(partial(found.load, b"dense", ())))
+    assert {name: m.seconds for name, m in measured.items()} == pytest.approx({"a": 0.01, "bcd": 0.03, DENSE: 0.05})
+    assert measured["bcd"].ratio.value == pytest.approx(0.6)
 
 
 def test_errors_name_the_remedy(phone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

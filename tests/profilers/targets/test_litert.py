@@ -12,9 +12,9 @@ import torch
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import MissingDependencyError, ProfileError
 from profilers import measure
-from profilers.measuring.bench import Bench
+from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.rules import MeasuringRules
-from profilers.networks.builder import ConfigurationBuilder, load_module
+from profilers.networks.builder import ConfigurationBuilder, loadable_module
 from profilers.targets import resolve
 from tests.fakes.litert_env import make_fake, real
 
@@ -26,11 +26,13 @@ def test_times_come_from_the_worker(
     target = resolve("litert/cpu", threads=2)
     assert target.title == "litert/cpu fp32 x2"
     assert "num_threads=2" in target.describe()["interpreter"]
-    bench = Bench(target, rules=lenient, environment={}, control=load_module(*tiny, target))
-    network = load_module(*tiny, target)
-    result = bench.measure({"tiny": network}, limit=20)["tiny"]
-    assert result.seconds == pytest.approx(1e6 / 5e8)
-    assert result.trusted
+    network = loadable_module(*tiny, target)
+    found = Bench(target, rules=lenient, environment={}).measure({"tiny": network}, network, limit=20)
+    for result in found.values():
+        assert result.seconds == pytest.approx(1e6 / 5e8)
+        assert result.trusted
+    assert found["tiny"].ratio.value == pytest.approx(1.0)
+    assert len(found[DENSE].samples) == 2 * len(found["tiny"].samples)
 
 
 def test_other_devices_and_precisions_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

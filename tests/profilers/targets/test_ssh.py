@@ -117,21 +117,21 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    visits: list[int] = []
+    rounds: list[int] = []
     puts: list[tuple[str, int]] = []
     killed: list[str] = []
     sequence, exchange = AgentDevice.sequence, Channel.exchange
 
     def counting(self: AgentDevice, steps: Any) -> Any:
         found = sequence(self, steps)
-        visits.append(len(found[2][0]))
+        rounds.append(sum(len(seconds) for seconds in found))
         return found
 
     def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
         if header["op"] == "put":
             puts.append((header["artefact"], header["offset"]))
         # In the middle of a request, so that an answer is lost.
-        if header["op"] == "sequence" and len(visits) in (1, 3) and len(killed) == len(visits) // 2:
+        if header["op"] == "sequence" and len(rounds) in (1, 3) and len(killed) == len(rounds) // 2:
             victim = children(place.server.pid)[0] if not killed else agent_pid(place.cache)
             killed.append("connection" if not killed else "agent")
             os.kill(victim, signal.SIGKILL)
@@ -151,15 +151,13 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
     assert target.board.reconnections == 2
     assert caplog.text.count("connecting again") == 2
     assert len(found) == 5
-    assert found.untrusted == 0
     assert found.agreement is not None
     assert found.agreement < 1e-4, "the outputs on the board are those of the shrunk network"
-    assert len(profilers.load_tables(out, rules=lenient).samples) == sum(visits), "every visit is in the store, once"
+    assert len(profilers.load_tables(out, rules=lenient).samples) == sum(rounds), "every run is in the store, once"
     assert len(set(puts)) == len(puts), "what was on the board was not sent again"
     assert {p.name for p in place.cache.iterdir()} == {name for name, _ in puts} | {"lock"}
     about = found.environment
     assert about["target"] == "onnxruntime/ssh://127.0.0.1 fp32 x1"
-    assert about["control"] == "2", "the control of ONNX Runtime on a CPU"
     assert about["onnxruntime"]
     assert about["agent"] == str(agent.VERSION)
     # The process that was asked for is alive while it is needed, and gone afterwards (see `place`).

@@ -17,7 +17,7 @@ from torch import nn
 import profilers
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers.measuring.rules import MeasuringRules
-from profilers.networks.builder import load_module
+from profilers.networks.builder import loadable_module
 from profilers.networks.onnx_export import export, generic
 from profilers.targets import Loaded, Target, base, register, resolve, runtimes
 
@@ -141,14 +141,36 @@ def test_registered_target_is_measured_and_profiled(
 
 def test_fp16_network_is_a_copy(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
     target = resolve("torch/cpu", precision="fp16")
-    loaded = load_module(*tiny, target)
+    network = loadable_module(*tiny, target)
+    loaded = network.load()
     assert target.title == "torch/cpu fp16 x1"
+    weights = sum(t.numel() for t in tiny[0].state_dict().values())
+    assert 2 * weights <= network.size < 2.2 * weights, "two bytes for each"
     assert loaded.outputs is not None
     assert np.isfinite(loaded.outputs()[0]).all()
     result = loaded.once()
     assert isinstance(result, torch.Tensor)
     assert result.dtype == torch.float16
     assert all(p.dtype == torch.float32 for p in tiny[0].parameters()), "the original is untouched"
+
+
+def test_every_copy_of_a_network_has_its_own_weights(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    """Or copies that take turns would find them in the caches."""
+    places: list[int] = []
+
+    class Watched(Target):
+        runtime = "watched"
+
+        def load(self, artefact: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Loaded:
+            places.extend(p.data_ptr() for p in artefact.parameters())
+            kept.append(artefact)
+            return Loaded(lambda: artefact(*inputs))
+
+    kept: list[nn.Module] = []
+    network = loadable_module(*tiny, Watched())
+    for _ in range(3):
+        network.load()
+    assert len(set(places)) == len(places) == 3 * len(list(tiny[0].parameters()))
 
 
 def test_invalid_network_is_an_error_of_one_line() -> None:
