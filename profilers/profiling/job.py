@@ -158,6 +158,7 @@ class ProfileJob:
         self._measure(self._first_design(space, samples, holdout), _FIRST_SHARE * self._left())
         design = self._full_design(space, samples)
         self._measure(design, self._left())
+        self._narrow_scale(design)
         found = self._found()
         anchor = next((found[c.id] for c in design if c.split == "anchor" and c.id in found), None)
         if anchor is not None:
@@ -305,6 +306,14 @@ class ProfileJob:
             with self.clock.stage("measure"):
                 self._wave(part, dense, found, max(share * (end - time.monotonic()), 0.0), span)
 
+    def _narrow_scale(self, design: Sequence[StoredConfiguration]) -> None:
+        """Measure the dense network until its interval is narrow enough for a scale, or the time is over."""
+        dense = next(c for c in design if c.split == "dense")
+        while (whole := self._found().get(dense.id)) is not None and _scale_doubt(whole) and self._left() > 0:
+            self.notify(Event("measuring the dense network again"))
+            with self.clock.stage("measure"):
+                self._wave([], dense, {}, self._left(), (1.0, 0.0))
+
     def _done(self, m: Measurement | None) -> bool:
         """Return whether another measurement in this session is of no use."""
         return m is not None and m.finished and (m.trusted or len(m.samples.of_sitting(self._session)) > 0)
@@ -327,7 +336,7 @@ class ProfileJob:
         earlier = {c.id: found[c.id].samples for c in part if c.id in found and not found[c.id].finished}
         if dense.id in found:
             earlier[DENSE] = found[dense.id].samples
-        needed = len(part) * self.rules.least_blocks * self.rules.rounds
+        needed = max(len(part) * self.rules.least_blocks * self.rules.rounds, 1)
         made = 0
 
         def keep(new: Mapping[str, Samples]) -> None:
@@ -377,11 +386,16 @@ class ProfileJob:
         whole = next(found[c.id] for c in design if c.split == "dense")
         others = [c for c in design if c.id in found and c.split != "dense"]
         doubtful = {_short(c): found[c.id] for c in others if not found[c.id].trusted}
-        alone = replace(whole, scatter=Scatter(ratio=0.0, scale=0.0), rules=replace(self.rules, require=_WIDEST))
-        if self.rules.require is None and not alone.trusted:  # within this sitting
+        if self.rules.require is None and (alone := _scale_doubt(whole)):
             doubtful = {"the dense network": alone}
         if doubtful:
             raise self.bench.refuse(doubtful, self.limit)
+
+
+def _scale_doubt(dense: Measurement) -> Measurement | None:
+    """Return the dense network's measurement within these sittings if its interval is too wide for a scale."""
+    within = replace(dense, scatter=Scatter(ratio=0.0, scale=0.0), rules=replace(dense.rules, require=_WIDEST))
+    return None if within.trusted else within
 
 
 def described(inputs: Sequence[Any]) -> list[list[Any]]:

@@ -139,13 +139,22 @@ def test_repeating_the_command_reaches_the_required_precision(run: Run, tmp_path
     assert found.untrusted == 0
 
 
-def test_wide_interval_of_the_dense_network_is_refused(run: Run) -> None:
+def test_wide_interval_of_the_dense_network_is_refused_when_the_time_is_over(run: Run) -> None:
     """It is the scale of all values."""
-    device = SimulatedDevice(Machine(load_effect=0.25))
+    options: dict[str, Any] = {"time_limit": 1e-3, "out": None}
     with pytest.raises(MeasurementError, match=r"the dense network: the 95% interval is .*\(\+/-10% is required\)"):
-        run(device)
-    accepted = run(SimulatedDevice(Machine(load_effect=0.25)), rules=MeasuringRules(require=10.0))
+        run(SimulatedDevice(Machine(load_effect=0.25)), **options)
+    accepted = run(SimulatedDevice(Machine(load_effect=0.25)), rules=MeasuringRules(require=10.0), **options)
     assert len(accepted) == 16, "unless the user accepts it"
+
+
+def test_dense_network_is_measured_until_its_interval_is_narrow_enough(run: Run, tiny: Network) -> None:
+    """A repetition of the command would do the same, so the first one does it."""
+    found = run(SimulatedDevice(Machine(load_effect=0.25)))
+    assert len(found) == 16
+    dense = found.table["split"] == "dense"
+    value, exact = found.table["seconds"][dense].item(), np.asarray(truth(tiny, found))[dense].item()
+    assert value == pytest.approx(exact, rel=0.15)
 
 
 def test_continuing_a_profile_adds_a_sitting_and_narrows_it(run: Run, tmp_path: Path) -> None:
