@@ -22,6 +22,7 @@ _HOMES = {
     "EnergyBudget": "budgets",
     "EstimatedEnergyBudget": "budgets",
     "ExperimentSettings": "dsa_hw.experiments.settings",
+    "FileError": "dsa_hw.errors",
     "FlopsBudget": "budgets",
     "InfeasibleBudgetError": "dsa_hw.errors",
     "LatencyBudget": "budgets",
@@ -73,6 +74,7 @@ __all__ = [
     "EnergyBudget",
     "EstimatedEnergyBudget",
     "ExperimentSettings",
+    "FileError",
     "FlopsBudget",
     "InfeasibleBudgetError",
     "LatencyBudget",
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
     from dsa_hw.errors import (
         BudgetError,
         DsaError,
+        FileError,
         InfeasibleBudgetError,
         MeasurementError,
         MissingDependencyError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "BudgetError",
     "DsaError",
+    "FileError",
     "InfeasibleBudgetError",
     "MeasurementError",
     "MissingDependencyError",
@@ -26,6 +27,10 @@ class DsaError(Exception):
     """Base class of all errors of this project; the user can act on each of them."""
 
     exit_code = 2
+
+
+class FileError(DsaError, ValueError):
+    """A file that cannot be read or written, is damaged, or does not follow its format."""
 
 
 class ModelError(DsaError, ValueError):

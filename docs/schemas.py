@@ -1,0 +1,30 @@
+"""JSON Schemas of the files that this project reads and writes; ``python docs/schemas.py`` writes them again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dsa_hw.utils.documents import Document
+
+SCHEMAS: dict[str, type[Document]] = {}
+"""Name of the format -> class; each becomes ``docs/reference/schemas/NAME.schema.json``."""
+
+FOLDER = Path(__file__).parent / "reference" / "schemas"
+
+
+def schema_text(schema: type[Document]) -> str:
+    """Return the JSON Schema of a document."""
+    content = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema.model_json_schema()}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def main() -> None:
+    """Write the schema of each format."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, schema in SCHEMAS.items():
+        (FOLDER / f"{name}.schema.json").write_text(schema_text(schema))
+
+
+if __name__ == "__main__":
+    main()
