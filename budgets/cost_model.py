@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,56 +15,22 @@ from numpy.typing import ArrayLike
 
 from budgets.conformal import Calibration
 from budgets.features import FeatureMap
+from budgets.model_document import CostModelDocument
 from budgets.plots import plot_cost_model
+from budgets.provenance import Provenance
 from budgets.regression import CostRegressor
 from budgets.residual_shape import ResidualShape
-from budgets.serialization import decode, encode, encode_frame, to_json
+from budgets.serialization import decode, encode, encode_frame, plain_data, to_json
 from budgets.work_classes import Groups
 from dsa_hw.errors import ProfileError, WidthError
 from dsa_hw.profiles import QUANTITIES
 from dsa_hw.units import format_magnitude
 from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.documents import read_document, sealed
 from dsa_hw.utils.files import write_text
-from dsa_hw.utils.text import percent
+from dsa_hw.utils.text import first_line, percent
 
 __all__ = ["CostModel", "Provenance", "load_cost_model"]
-
-_FORMAT: Final = "dsa_hw cost model 2"
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where a cost model comes from, and how good it was there.
-
-    Attributes:
-        quantity: "latency" or "energy".
-        unit: Of every cost: "s" or "J".
-        target: Title of the target.
-        fingerprint: Of the network's channel groups; None where it is not known.
-        grid: Group -> step of the widths that the target runs efficiently.
-        environment: Versions, device and settings of the measurement.
-        versions: Of the packages that fitted the model.
-        configurations: Number of configurations that were fitted.
-        holdout: Number of configurations that were held out.
-        dense: Measured cost of the dense network; None where it was not measured.
-        errors: Cross-validated and held-out relative errors, by name.
-        notes: What a user should know: rows left out, differences accepted with ``force``.
-        statistic: What a cost is of its runs: "quiet", "median", "p95", ...; None where the profile does not say.
-    """
-
-    quantity: str
-    unit: str
-    target: str
-    fingerprint: str | None
-    grid: Mapping[str, int]
-    environment: Mapping[str, Any]
-    versions: Mapping[str, str]
-    configurations: int
-    holdout: int
-    dense: float | None
-    errors: Mapping[str, float]
-    notes: tuple[str, ...] = ()
-    statistic: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +158,7 @@ class CostModel:
         """Write the model as JSON, which `load_cost_model` reads."""
         maps: list[FeatureMap] = []
         state = {
-            "format": _FORMAT,
+            "format": "dsa_hw cost model 3",
             "name": self.name,
             "why": self.why,
             "groups": {name: int(size) for name, size in zip(self.names, self.sizes, strict=True)},
@@ -214,7 +180,7 @@ class CostModel:
             "flops_shares": None if self.flops_shares is None else dict(self.flops_shares),
         }
         state["features"] = [phi.to_dict() for phi in maps]
-        write_text(path, to_json(state), ProfileError)
+        write_text(path, to_json(sealed(plain_data(state))), ProfileError)
         return Path(path)
 
     def plot(self, path: str | Path, confidence: float = 0.9) -> Path:
@@ -273,20 +239,15 @@ def load_cost_model(
         >>> round(again.dense, 6)
         0.0018
     """
-    remedy = "Make it with dsa-hw fit."
+    document = read_document(path, CostModelDocument, f"the cost model {path}", error=ProfileError)
     try:
-        state = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"Cannot read the cost model {path}: {error.strerror}. {remedy}") from error
-    except ValueError as error:
-        raise ProfileError(f"{path} is not a cost model: {error}. {remedy}") from error
-    found = state.get("format") if isinstance(state, dict) else type(state).__name__
-    if found != _FORMAT:
-        raise ProfileError(f"{path} is not a cost model of format {_FORMAT!r}; got {found!r}. {remedy}")
-    try:
-        model = _decode_model(state)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ProfileError(f"{path} is damaged ({type(error).__name__}: {error}). {remedy}") from error
+        model = _decode_model(document)
+        _try_out(model)
+    except Exception as error:  # a file with a correct checksum can have any numbers
+        if isinstance(error, ProfileError):
+            raise
+        reason = f"its parts do not match ({type(error).__name__}: {first_line(error)})"
+        raise ProfileError(f"Cannot use the cost model {path}: {reason}. {document.remedy}") from error
     differences = _differences(model, groups, target, environment)
     if differences and not force:
         raise ProfileError(
@@ -299,32 +260,48 @@ def load_cost_model(
     return model
 
 
-def _decode_model(state: Mapping[str, Any]) -> CostModel:
-    maps = [FeatureMap.from_dict(phi) for phi in state["features"]]
-    estimator = decode(state["estimator"], maps)
-    bound = state["calibration"]
-    models = tuple(decode(fold, maps) for fold in bound["models"]) or (estimator,)
-    provenance = Provenance(**{**state["provenance"], "notes": tuple(state["provenance"]["notes"])})
+def _decode_model(document: CostModelDocument) -> CostModel:
+    maps = [FeatureMap.from_dict(phi.model_dump()) for phi in document.features]
+    estimator = decode(document.estimator.model_dump(), maps)
+    bound = document.calibration
+    models = tuple(decode(fold.model_dump(), maps) for fold in bound.models) or (estimator,)
+    provenance = document.provenance
     if QUANTITIES[provenance.quantity].unit != provenance.unit:
-        raise TypeError(f"{provenance.quantity} in {provenance.unit!r}")
+        raise ProfileError(f"A cost model has {provenance.quantity} in {provenance.unit!r}. {document.remedy}")
     return CostModel(
-        name=state["name"],
+        name=document.name,
         estimator=estimator,
         calibration=Calibration(
-            bound["method"],
-            np.array(bound["scores"]),
+            bound.method,
+            np.array(bound.scores),
             models,
-            np.array(bound["owner"], np.intp),
-            _decode_shape(bound["shape"], len(models)),
+            np.array(bound.owner, np.intp),
+            None if bound.shape is None else _decode_shape(bound.shape.model_dump(), len(models)),
         ),
-        names=tuple(state["groups"]),
-        sizes=np.array(list(state["groups"].values()), np.int64),
+        names=tuple(document.groups),
+        sizes=np.array(list(document.groups.values()), np.int64),
         provenance=provenance,
-        report=pd.DataFrame(state["report"]).set_index("candidate"),
-        why=state["why"],
-        fitted=None if state["fitted"] is None else pd.DataFrame(state["fitted"]),
-        flops_shares=state["flops_shares"],
+        report=pd.DataFrame(document.report).set_index("candidate"),
+        why=document.why,
+        fitted=None if document.fitted is None else pd.DataFrame(document.fitted),
+        flops_shares=document.flops_shares,
     )
+
+
+def _try_out(model: CostModel) -> None:
+    """Evaluate a model that was read, in every way in which it will be used; raises where its parts do not match."""
+    estimator, bound = model.estimator, model.calibration
+    middle = (estimator.low_ + estimator.high_) / 2
+    confidence = len(bound.scores) / (len(bound.scores) + 1)
+    costs: list[Any] = [model(middle), model.upper(middle, confidence)]
+    costs += [model.value(torch.from_numpy(middle)), model.value(torch.from_numpy(middle), confidence)]
+    slopes = [model.gradient(middle), model.gradient(middle, confidence)]
+    if estimator.outside != "refuse":
+        costs.append(model(np.ones(len(model.names))))
+    found = np.array([float(cost) for cost in costs])
+    steep = np.array([slope.reshape(len(model.names)) for slope in slopes])
+    if not (np.isfinite(found) & (found > 0)).all() or not np.isfinite(steep).all():
+        raise ProfileError("A cost model must have a finite gradient and a positive cost. Make it with dsa-hw fit.")
 
 
 def _encode_shape(shape: ResidualShape | None) -> dict[str, list[float]] | None:
@@ -333,9 +310,7 @@ def _encode_shape(shape: ResidualShape | None) -> dict[str, list[float]] | None:
     return {name: getattr(shape, name).tolist() for name in ("logs", "residuals", "owner")}
 
 
-def _decode_shape(state: Mapping[str, Any] | None, models: int) -> ResidualShape | None:
-    if state is None:
-        return None
+def _decode_shape(state: Mapping[str, Any], models: int) -> ResidualShape:
     return ResidualShape(
         np.array(state["logs"]), np.array(state["residuals"]), np.array(state["owner"], np.intp), models
     )

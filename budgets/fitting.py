@@ -13,8 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from budgets.conformal import calibrate, fit_rows
-from budgets.cost_model import CostModel, Provenance
+from budgets.cost_model import CostModel
 from budgets.profile_rows import ProfileRows, read_rows
+from budgets.provenance import Provenance
 from budgets.regression import CostRegressor
 from budgets.regression.linear import LinearRegressor
 from budgets.selection import CandidateComparison, compare_candidates

@@ -10,6 +10,7 @@ import numpy as np
 from dsa_hw.errors import ProfileError
 from dsa_hw.profiles import QUANTITIES
 from dsa_hw.units import UNITS
+from dsa_hw.utils.files import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,10 +51,7 @@ def plot_cost_model(model: CostModel, path: str | Path, confidence: float = 0.9)
     p = model.provenance
     figure.suptitle(f"{p.quantity} on {p.target}: {model.name}, {p.configurations} configurations", fontsize=14)
     path = Path(path)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise ProfileError(f"Cannot draw to {path}: {error}. Use a name that ends in .png, .svg or .pdf.") from error
+    write_figure(path, figure, ProfileError, dpi=130)
     return path
 
 

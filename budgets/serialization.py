@@ -18,9 +18,10 @@ from budgets import regression
 from budgets.blocks import Blocks
 from budgets.features import FeatureMap
 from budgets.regression import CostRegressor
+from budgets.regression.base import OUTSIDE
 from dsa_hw.errors import ProfileError
 
-__all__ = ["decode", "encode", "encode_frame", "to_json"]
+__all__ = ["decode", "encode", "encode_frame", "plain_data", "to_json"]
 
 
 def encode(value: Any, maps: list[FeatureMap]) -> Any:
@@ -42,11 +43,10 @@ def encode(value: Any, maps: list[FeatureMap]) -> Any:
             "narrow": value.narrow,
         }
     if isinstance(value, CostRegressor):
-        learnt = ("n_features_in_", "low_", "high_", *value._learnt)
         return {
             "estimator": type(value).__name__,
             "parameters": {name: encode(item, maps) for name, item in value.get_params(deep=False).items()},
-            "learnt": {name: encode(getattr(value, name), maps) for name in learnt},
+            "learnt": {name: encode(getattr(value, name), maps) for name in _learnt_names(value)},
         }
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": "int" if value.dtype.kind in "iu" else "float"}
@@ -58,8 +58,12 @@ def encode(value: Any, maps: list[FeatureMap]) -> Any:
 def decode(state: Any, maps: list[FeatureMap]) -> Any:
     """Return the value that `encode` wrote.
 
+    Args:
+        state: What `encode` returned, checked by `budgets.model_document`.
+        maps: The feature maps that it refers to.
+
     Raises:
-        ProfileError: The estimator is unknown.
+        ProfileError: A learnt attribute is missing or unknown.
     """
     if not isinstance(state, dict):
         return state
@@ -69,15 +73,22 @@ def decode(state: Any, maps: list[FeatureMap]) -> Any:
         return Blocks(int(state["block"]), tuple(state["sizes"]), tuple(state["channels"]), bool(state["narrow"]))
     if "array" in state:
         return np.array(state["array"], np.intp if state["dtype"] == "int" else np.float64)
-    name = state["estimator"]
-    if name not in regression.__all__:
-        raise ProfileError(f"Unknown estimator {name!r}. Available estimators: {', '.join(regression.__all__)}.")
     parameters = {key: decode(item, maps) for key, item in state["parameters"].items()}
-    model: CostRegressor = getattr(regression, name)(**parameters)
+    model: CostRegressor = getattr(regression, state["estimator"])(**parameters)
+    if model.outside not in OUTSIDE:
+        raise ProfileError(f"`outside` must be one of {', '.join(OUTSIDE)}; got {model.outside!r}.")
+    expected = _learnt_names(model)
+    if set(state["learnt"]) != set(expected):
+        wrong = sorted(set(state["learnt"]) ^ set(expected))[0]
+        raise ProfileError(f"A saved {state['estimator']} has {', '.join(expected)}; {wrong!r} is missing or unknown.")
     for key, item in state["learnt"].items():
         setattr(model, key, decode(item, maps))
     model._restore()
     return model
+
+
+def _learnt_names(model: CostRegressor) -> tuple[str, ...]:
+    return ("n_features_in_", "low_", "high_", *model._learnt)
 
 
 def encode_frame(frame: pd.DataFrame) -> dict[str, list[Any]]:
@@ -85,12 +96,17 @@ def encode_frame(frame: pd.DataFrame) -> dict[str, list[Any]]:
     return {str(name): frame[name].tolist() for name in frame.columns}
 
 
+def plain_data(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``state`` as it will be read from its file; every number is finite."""
+    return dict(json.loads(json.dumps(state, allow_nan=False, default=_plain)))
+
+
 def to_json(state: Mapping[str, Any]) -> str:
     """Return indented JSON, with the long entries on one line each."""
     lines = []
     for key, value in state.items():
         indent = None if key in ("features", "estimator", "calibration", "fitted") else 2
-        text = json.dumps(value, indent=indent, allow_nan=False, default=_plain).replace("\n", "\n  ")
+        text = json.dumps(value, indent=indent, allow_nan=False).replace("\n", "\n  ")
         lines.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field
 
 from dsa_hw.errors import BudgetError
+from dsa_hw.utils.documents import Document, read_document
 
-__all__ = ["TECHNOLOGIES", "Technology", "technology"]
+__all__ = ["TECHNOLOGIES", "Technology", "TechnologyDocument", "technology"]
 
 _PATHS: Final = {"weights": ("dram", "large", "small"), "activations": ("large", "small")}
 _PICO: Final = 1e-12
+_Energy = Annotated[float, Field(ge=0, le=1e12)]  # pJ; nothing takes a joule
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,28 @@ def _published() -> dict[str, Technology]:
     }
 
 
+class _PathsDocument(Document):
+    weights: tuple[str, ...] = _PATHS["weights"]
+    activations: tuple[str, ...] = _PATHS["activations"]
+
+
+class TechnologyDocument(Document):
+    """A technology as a file; energies in picojoules, sizes in bytes. The fields are those of `Technology`."""
+
+    model_config = ConfigDict(title="dsa_hw technology")
+    remedy = (
+        'Write {"mac": pJ, "byte": {"dram": pJ, "large": pJ, "small": pJ}}, with "width" (bytes of a number, 4) and '
+        '"paths" where they differ from the default.'
+    )
+
+    mac: _Energy
+    byte: dict[str, _Energy] = Field(min_length=1)
+    width: float = Field(4.0, gt=0, le=1e3)
+    paths: _PathsDocument = _PathsDocument()
+    name: str = ""
+    source: str = "user's own figures"
+
+
 TECHNOLOGIES: Final[dict[str, Technology]] = _published()
 """Published figures: 45 nm and 7 nm, fp32, fp16 and int8."""
 
@@ -125,20 +150,11 @@ def technology(given: str | Path | Mapping[str, Any] | Technology) -> Technology
                 f"Unknown technology {what!r}. Available technologies: {', '.join(TECHNOLOGIES)}, or your own as a "
                 "mapping or a .json file."
             )
-        try:
-            given = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise BudgetError(f"Cannot read the technology {what} as a JSON object: {error}.") from error
-    if not isinstance(given, Mapping):
+        found = read_document(path, TechnologyDocument, f"the technology {what}", error=BudgetError)
+    elif isinstance(given, Mapping):
+        found = read_document(given, TechnologyDocument, "the technology", error=BudgetError)
+    else:
         raise BudgetError(f"A technology must be a name, a mapping or a .json file; got {given!r}.")
-    known = {"name", "mac", "byte", "width", "paths", "source"}
-    unknown, missing = sorted(set(given) - known), sorted({"mac", "byte"} - set(given))
-    if unknown or missing or not isinstance(given.get("byte"), Mapping):
-        wrong = f"unknown field {unknown[0]!r}" if unknown else f"{missing[0] if missing else 'byte'!r} is missing"
-        raise BudgetError(
-            f"Wrong technology {what}: {wrong}. Write {{'mac': pJ, 'byte': {{'dram': pJ, 'large': pJ, 'small': pJ}}}}, "
-            "with 'width' (bytes of a number, 4) and 'paths' where they differ from the default."
-        )
-    paths = {k: tuple(v) for k, v in dict(given.get("paths") or _PATHS).items()}
-    name, source = str(given.get("name") or Path(what).name), str(given.get("source", "user's own figures"))
-    return Technology(name, given["mac"], dict(given["byte"]), given.get("width", 4.0), paths, source)
+    paths = {"weights": found.paths.weights, "activations": found.paths.activations}
+    name = found.name or Path(what).name
+    return Technology(name, found.mac, found.byte, found.width, paths, found.source)
