@@ -47,9 +47,9 @@ def add(subparsers: Any) -> None:
     option(
         "--model",
         metavar="NAME",
-        help="the profiled network, for example package.module:factory (default: the name in the profile)",
+        help="the network, for example package.module:factory (default: the one in the store that was profiled last)",
     )
-    option("--target", metavar="RUNTIME/DEVICE", help="refuse a profile of another target (default: accept any)")
+    option("--target", metavar="RUNTIME/DEVICE", help="the target, where the store has several (default: the last one)")
     option(
         "--outside",
         choices=("extrapolate", "clip", "refuse"),
@@ -71,11 +71,9 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or args.profile.with_suffix(".json")
     refuse_overwriting(out, args.profile)
     refuse_overwriting(args.plot, args.profile, out, option="--plot")
-    profile = dsa_hw.load_profile(args.profile)
+    profile = _profile(args.profile, args.model, args.target)
     groups = _groups(profile, args.model)
-    model = dsa_hw.fit(
-        profile, groups, target=args.target, calibration=args.calibration, outside=args.outside, seed=args.seed
-    )
+    model = dsa_hw.fit(profile, groups, calibration=args.calibration, outside=args.outside, seed=args.seed)
     model.save(out)
     if args.plot is not None:
         model.plot(args.plot, args.confidence)
@@ -86,6 +84,18 @@ def run(args: argparse.Namespace) -> int:
         print(_report(model, args.confidence))
         print(f"\nsaved: {out}" + (f", {args.plot}" if args.plot else ""))
     return 0
+
+
+def _profile(path: Path, name: str | None, target: str | None) -> Profile:
+    """Return the last profile of this network and target.
+
+    A store with one network only may have it under another name than the one that the user types.
+    """
+    from profilers.storage.tables import network_names
+
+    if name is not None and name not in (names := network_names(path)) and len(names) == 1:
+        name = None
+    return dsa_hw.load_profile(path, network=name, target=target)
 
 
 def _groups(profile: Profile, name: str | None) -> ChannelGroups:

@@ -7,14 +7,20 @@ session is one sitting. In an environment whose quantity is energy, the columns 
 contain joules.
 
 With write-ahead logging, a process that is killed loses at most its current transaction, and readers and a second
-writer do not block each other for long. Nothing in the file is unpickled or executed.
+writer do not block each other for long.
+
+A store may come from a stranger. Nothing in it is unpickled or executed: a file whose tables are not exactly ours
+(views, triggers, virtual tables) is refused, queries have a time limit, and values are checked when they are read.
+Opened read-only, a store is not changed, and the file system may be read-only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import math
 import re
 import sqlite3
 import time
@@ -22,12 +28,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, NoReturn, Self
+from urllib.parse import quote
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from dsa_hw.errors import StoreError
-from dsa_hw.utils.text import one_line, unknown_name
+from dsa_hw.utils.documents import Document, parse_json, read_document
+from dsa_hw.utils.text import first_line, one_line, unknown_name
 from profilers.measuring.measurement import Samples
 
 __all__ = ["Store", "StoredConfiguration", "identity"]
@@ -36,6 +45,9 @@ _APPLICATION = 0x44534148  # "DSAH", in the header of every store
 _VERSION = 3
 _MAGIC = b"SQLite format 3\x00"
 _PATIENCE = 60.0  # seconds that a writer waits for another one
+_QUERY_LIMIT = 300.0  # seconds of one query; a million runs are read in about five
+_LARGEST = 16 * 2**30  # bytes; a million runs have about 200 MB
+_ABSURD = 1e6  # seconds or joules of one inference: more than eleven days
 
 _SCHEMA = """
 CREATE TABLE environments (id TEXT PRIMARY KEY, target TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL);
@@ -59,6 +71,23 @@ CREATE TABLE grids (
   grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (network, environment));
 """
 _TABLES = re.findall(r"CREATE TABLE (\w+)", _SCHEMA)
+_SPLITS = ("dense", "anchor", "train", "holdout")
+
+
+class _NetworkDocument(Document):
+    """The description of a network in a store."""
+
+    names: tuple[str, ...] = Field(min_length=1)
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**31)], ...] = Field(min_length=1)
+    fingerprint: str
+    inputs: tuple[tuple[tuple[Annotated[int, Field(ge=1, le=2**31)], ...], str], ...]
+    operations: tuple[tuple[str | float, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.names) != len(self.sizes) or len(set(self.names)) != len(self.names):
+            raise ValueError("names must be different and have a size each")
+        return self
 
 
 def identity(*content: Any) -> str:
@@ -79,48 +108,83 @@ class Store:
     """A store of profiles; a context manager that closes the file.
 
     Args:
-        path: The file; created if it does not exist.
+        path: The file; created if it does not exist, unless it is opened read-only.
+        read_only: Whether to open the file without changing it.
 
     Raises:
         StoreError: The file is not a store, is damaged, or cannot be opened.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
+        self.read_only = read_only
         _refuse_foreign(self.path)
+        self._before = _state(self.path)
         with self._explained("open"):
-            self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+            self._connection = sqlite3.connect(self._address(), timeout=_PATIENCE, isolation_level=None, uri=read_only)
             try:
                 self._prepare()
             except BaseException:
                 self._connection.close()
                 raise
 
+    def _address(self) -> str:
+        if not self.read_only:
+            return str(self.path)
+        # Without a log nobody writes: SQLite then needs neither locks nor files beside the store.
+        log = self.path.with_name(f"{self.path.name}-wal")
+        quiet = not log.exists() or not log.stat().st_size
+        return f"file:{quote(str(self.path.absolute()))}?mode=ro" + ("&immutable=1" if quiet else "")
+
     def _prepare(self) -> None:
         connection = self._connection
+        _limit(connection)
+        self._started = time.monotonic()
+        connection.set_progress_handler(self._is_overdue, 10_000)
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA trusted_schema = OFF")  # functions of a foreign schema are never called
-        with self._transaction():  # one transaction, so that a file is complete or empty
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if not tables and not application:
-                for statement in _SCHEMA.split(";"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
-            elif application != _APPLICATION:
-                raise StoreError(f"{self.path} is an SQLite file of another program. Choose another --out.")
-            elif version != _VERSION:
-                raise StoreError(
-                    f"{self.path} has version {version} of the store format; this program reads version {_VERSION}. "
-                    "Measure again into a new file: dsa-hw profile --model NAME --out new.sqlite."
-                )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        if self.read_only:
+            self._check_format()
+        else:
+            with self._transaction():  # one transaction, so that a file is complete or empty
+                self._check_format()
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
         (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if problem != "ok":
-            raise StoreError(f"{self.path} is damaged ({problem}). Restore it from a copy, or choose another --out.")
+            raise StoreError(
+                f"{self.path} is damaged ({one_line(problem, 100)}). Restore it from a copy, or choose another --out."
+            )
+
+    def _check_format(self) -> None:
+        """Refuse what is not a store of this version; write the tables into an empty file."""
+        connection = self._connection
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables and not application:
+            if self.read_only:
+                raise StoreError(f"{self.path} has no profile yet. Fill it with dsa-hw profile --out {self.path}.")
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        elif application != _APPLICATION:
+            raise StoreError(f"{self.path} is an SQLite file of another program. Choose another file.")
+        elif version != _VERSION:
+            raise StoreError(
+                f"{self.path} has version {version} of the store format; this program reads version {_VERSION}. "
+                "Measure again into a new file: dsa-hw profile --model NAME --out new.sqlite."
+            )
+        elif unknown := _entries(connection) ^ _own_entries():
+            kind, name, _ = min(unknown, key=str)
+            raise StoreError(
+                f"{self.path} is not a profile store: its {one_line(kind, 20)} {one_line(name, 60)!r} is missing, "
+                "foreign or changed. Measure again into a new file with dsa-hw profile."
+            )
+
+    def _is_overdue(self) -> bool:
+        return time.monotonic() - self._started > _QUERY_LIMIT
 
     def __enter__(self) -> Store:
         return self
@@ -129,9 +193,14 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if error is None and self.read_only and self._before != _state(self.path):
+            raise StoreError(f"{self.path} was written while it was read. Run the command again.")
 
     def close(self) -> None:
-        """Merge the write-ahead log into the file and close it."""
+        """Merge the write-ahead log into the file and close it; a store that is only read stays as it is."""
+        if self.read_only:
+            self._connection.close()
+            return
         with contextlib.suppress(sqlite3.Error):  # another process uses the file and will merge the log
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._connection.close()
@@ -140,6 +209,8 @@ class Store:
     def _explained(self, action: str) -> Iterator[None]:
         try:
             yield
+        except (UnicodeDecodeError, OverflowError) as error:  # from values that are not what their column says
+            raise StoreError(f"Cannot {action} {self.path}: it is damaged ({first_line(error)}).") from error
         except sqlite3.Error as error:
             text = str(error)
             code = getattr(error, "sqlite_errorname", "") or ""
@@ -149,6 +220,10 @@ class Store:
                 reason = f"another process locked it for {_PATIENCE:.0f} s. Wait for it, or choose another --out"
             elif "malformed" in text or "not a database" in text or code.startswith("SQLITE_CORRUPT"):
                 reason = "it is damaged or truncated. Restore it from a copy, or choose another --out"
+            elif code == "SQLITE_INTERRUPT":
+                reason = f"a query took more than {_QUERY_LIMIT:g} s. Measure again into a new file"
+            elif self.read_only and ("readonly" in text or "unable to open" in text):
+                reason = "it has a write-ahead log. Copy the store and its -wal file to a folder that can be written"
             elif "readonly" in text or "unable to open" in text:
                 reason = "it cannot be written. Check the folder and its permissions"
             else:
@@ -158,6 +233,7 @@ class Store:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         connection = self._connection
+        self._started = time.monotonic()
         with self._explained("write to"):
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -169,8 +245,21 @@ class Store:
                 raise
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self._started = time.monotonic()
         with self._explained("read"):
             return self._connection.execute(query, values).fetchall()
+
+    def _json(self, text: Any, what: str) -> Any:
+        """Return JSON of the file, within limits."""
+        if not isinstance(text, str):
+            self._refuse(what, text)
+        return parse_json(text.encode(), f"{what} in {self.path}", error=StoreError)
+
+    def _refuse(self, what: str, value: Any) -> NoReturn:
+        raise StoreError(
+            f"{self.path} has a wrong value: {what} {one_line(repr(value), 60)}. Restore it from a copy, or measure "
+            "again."
+        )
 
     # What is measured, and where -------------------------------------------------------------------------------------
 
@@ -253,7 +342,18 @@ class Store:
             "WHERE d.network = ? AND d.environment = ? ORDER BY d.position",
             (network, environment),
         )
-        return [StoredConfiguration(id, tuple(json.loads(widths)), split) for id, widths, split in rows]
+        return [StoredConfiguration(str(id), self._widths(widths), self._split(split)) for id, widths, split in rows]
+
+    def _widths(self, text: Any) -> tuple[int, ...]:
+        found = self._json(text, "widths")
+        if not isinstance(found, list) or not all(type(w) is int and 1 <= w <= 2**31 for w in found):
+            self._refuse("widths", text)
+        return tuple(found)
+
+    def _split(self, split: Any) -> str:
+        if split not in _SPLITS:
+            self._refuse("split", split)
+        return str(split)
 
     def environments_of(self, network: str, target: str) -> dict[str, dict[str, str]]:
         """Return the environments in which a network was measured on a target, oldest first."""
@@ -262,7 +362,13 @@ class Store:
             "WHERE d.network = ? AND e.target = ? ORDER BY e.created",
             (network, target),
         )
-        return {id: json.loads(description) for id, description in rows}
+        return {str(id): self._environment(description) for id, description in rows}
+
+    def _environment(self, text: Any) -> dict[str, str]:
+        found = self._json(text, "the description of an environment")
+        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()) or "target" not in found:
+            self._refuse("the description of an environment", text)
+        return found
 
     # What was found --------------------------------------------------------------------------------------------------
 
@@ -296,7 +402,36 @@ class Store:
         parts: dict[str, list[tuple[Any, ...]]] = {}
         for configuration, *run in rows:
             parts.setdefault(configuration, []).append(tuple(run))
-        return {configuration: _samples(runs) for configuration, runs in parts.items()}
+        return {str(configuration): self._samples(runs) for configuration, runs in parts.items()}
+
+    def _samples(self, runs: Sequence[tuple[Any, ...]]) -> Samples:
+        session, block, *times, texts = zip(*runs, strict=True)
+        numbers = []
+        for what, column, limit in zip(
+            ("the time", "the dense network's time before", "the dense network's time after"),
+            times,
+            (_ABSURD, math.inf, math.inf),  # infinity: the dense network did not run before or after
+            strict=True,
+        ):
+            if wrong := [v for v in column if type(v) is not float or not 0 < v <= limit]:
+                self._refuse(what, wrong[0])
+            numbers.append(np.asarray(column, np.float64))
+        for what, column in (("session", session), ("block", block)):
+            if wrong := [v for v in column if type(v) is not int or not 0 <= v < 2**62]:
+                self._refuse(what, wrong[0])
+        notes = [self._note(text) if text is not None else {} for text in texts]
+        extra = {
+            name: np.asarray([note.get(name, np.nan) for note in notes], np.float64)
+            for name in dict.fromkeys(key for note in notes for key in note)
+        }
+        middle, first, last = numbers
+        return Samples(middle, first, last, np.asarray(block, np.int64), np.asarray(session, np.int64), extra)
+
+    def _note(self, text: Any) -> dict[str, float]:
+        found = self._json(text, "further values of a run")
+        if not isinstance(found, dict) or not all(type(v) in (int, float) for v in found.values()):
+            self._refuse("further values of a run", text)
+        return found
 
     def set_grid(
         self, network: str, environment: str, grid: Mapping[str, int], evidence: Sequence[Mapping[str, Any]]
@@ -320,50 +455,55 @@ class Store:
         rows = self._rows(
             "SELECT grid, evidence FROM grids WHERE network = ? AND environment = ?", (network, environment)
         )
-        return (json.loads(rows[0][0]), json.loads(rows[0][1])) if rows else None
+        if not rows:
+            return None
+        steps, evidence = (self._json(text, "a grid") for text in rows[0])
+        if not isinstance(steps, dict) or not all(type(v) is int and 1 <= v <= 2**20 for v in steps.values()):
+            self._refuse("a grid", rows[0][0])
+        if not isinstance(evidence, list) or not all(isinstance(e, dict) for e in evidence):
+            self._refuse("the evidence of a grid", rows[0][1])
+        return steps, evidence
 
     def profiles(self) -> list[tuple[str, str]]:
-        """Return (network, environment) of every design in the file, the one that was measured last at the end."""
+        """Return (network, environment) of every design in the file, the one that was measured last at the end.
+
+        The last one is that of the session with the highest number. Clocks may have been set back.
+        """
         rows = self._rows(
-            "SELECT d.network, d.environment, coalesce(max(s.started), 0) AS last FROM designs d "
-            "LEFT JOIN sessions s ON s.environment = d.environment "
-            "GROUP BY d.network, d.environment ORDER BY last, d.rowid"
+            "SELECT d.network, d.environment, coalesce(max(e.id), 0) AS last FROM designs d "
+            "LEFT JOIN samples s ON s.configuration = d.configuration "
+            "LEFT JOIN sessions e ON e.id = s.session AND e.environment = d.environment "
+            "GROUP BY d.network, d.environment ORDER BY last, min(d.rowid)"
         )
-        return [(network, environment) for network, environment, _ in rows]
+        return [(str(network), str(environment)) for network, environment, _ in rows]
 
     def network(self, id: str) -> tuple[str, dict[str, Any]]:
         """Return name and description of a network."""
         rows = self._rows("SELECT name, description FROM networks WHERE id = ?", (id,))
         if not rows:
             raise StoreError(f"{self.path} has no network {id}.")
-        return str(rows[0][0]), json.loads(rows[0][1])
+        name, text = rows[0]
+        if not isinstance(text, str):
+            self._refuse("the description of a network", text)
+        what = f"the description of network {one_line(id, 12)} in {self.path}"
+        found = read_document(text.encode(), _NetworkDocument, what, error=StoreError)
+        return str(name), json.loads(found.model_dump_json())
 
     def environment(self, id: str) -> dict[str, str]:
         """Return the description of an environment."""
         rows = self._rows("SELECT description FROM environments WHERE id = ?", (id,))
         if not rows:
             raise StoreError(f"{self.path} has no environment {id}.")
-        description: dict[str, str] = json.loads(rows[0][0])
-        return description
+        return self._environment(rows[0][0])
 
     def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return columns and rows of one of the tables."""
         if name not in _TABLES:
             raise StoreError(unknown_name("table", name, _TABLES))
+        self._started = time.monotonic()
         with self._explained("read"):
             cursor = self._connection.execute(f"SELECT * FROM {name}")
             return [c[0] for c in cursor.description], cursor.fetchall()
-
-
-def _samples(runs: Sequence[tuple[Any, ...]]) -> Samples:
-    session, block, seconds, before, after, texts = zip(*runs, strict=True)
-    notes = [json.loads(text) if text else {} for text in texts]
-    extra = {
-        name: np.asarray([note.get(name, np.nan) for note in notes], np.float64)
-        for name in dict.fromkeys(key for note in notes for key in note)
-    }
-    first, middle, last = (np.asarray(column, np.float64) for column in (before, seconds, after))
-    return Samples(middle, first, last, np.asarray(block, np.int64), np.asarray(session, np.int64), extra)
 
 
 def _extras(part: Samples) -> list[str | None]:
@@ -374,6 +514,45 @@ def _extras(part: Samples) -> list[str | None]:
     return [json.dumps(row) for row in rows]
 
 
+def _limit(connection: sqlite3.Connection) -> None:
+    """Set the limits that SQLite recommends for files from elsewhere (sqlite.org/security.html)."""
+    for category, limit in (
+        (sqlite3.SQLITE_LIMIT_LENGTH, 64 * 2**20),
+        (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 100_000),
+        (sqlite3.SQLITE_LIMIT_COLUMN, 100),
+        (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 50),
+        (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 5),
+        (sqlite3.SQLITE_LIMIT_VDBE_OP, 25_000),
+        (sqlite3.SQLITE_LIMIT_FUNCTION_ARG, 8),
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+        (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 10),
+    ):
+        connection.setlimit(category, limit)
+
+
+def _entries(connection: sqlite3.Connection) -> set[tuple[str, str, str | None]]:
+    """Return everything that the schema of a file defines."""
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    return {(str(kind), str(name), None if sql is None else " ".join(str(sql).split())) for kind, name, sql in rows}
+
+
+@functools.cache
+def _own_entries() -> set[tuple[str, str, str | None]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_SCHEMA)
+        return _entries(connection)
+
+
+def _state(path: Path) -> tuple[object, ...] | None:
+    """Return what changes when a store is written; None where there is none."""
+    try:
+        log = path.with_name(f"{path.name}-wal")
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns, log.exists() and log.stat().st_size > 0
+    except OSError:
+        return None
+
+
 def _refuse_foreign(path: Path) -> None:
     """Refuse files that SQLite would report as damaged (a text file) or empty (a truncated store)."""
     try:
@@ -381,8 +560,14 @@ def _refuse_foreign(path: Path) -> None:
             raise StoreError(f"{path} is a folder. Give a file, for example {path / 'profile.sqlite'}.")
         if not path.parent.is_dir():
             raise StoreError(f"The folder {path.parent} does not exist. Create it, or choose another --out.")
-        if not path.exists() or not path.stat().st_size:
+        if not path.exists():
             return
+        if not path.is_file():
+            raise StoreError(f"{path} is not a regular file.")
+        if not path.stat().st_size:
+            return
+        if path.stat().st_size > _LARGEST:
+            raise StoreError(f"{path} has more than {_LARGEST} bytes. Measure again into a new file.")
         with path.open("rb") as file:
             header = file.read(100)
     except OSError as error:

@@ -12,13 +12,14 @@ import pandas as pd
 
 from dsa_hw.errors import StoreError
 from dsa_hw.profiles import QUANTITIES, Profile
+from dsa_hw.utils.text import one_line
 from profilers.measuring.energy_bench import EnergyMeasurement
 from profilers.measuring.measurement import Measurement, Samples, pooled
 from profilers.measuring.rules import MeasuringRules
 from profilers.measuring.sittings import Scatter, SittingFile, sitting_key
 from profilers.storage.store import Store
 
-__all__ = ["Tables", "load_profile", "load_tables", "measurements", "read_profile"]
+__all__ = ["Tables", "load_profile", "load_tables", "measurements", "network_names", "read_profile"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +47,15 @@ class Tables:
     grid: pd.DataFrame
 
 
-def load_profile(path: str | Path, *, statistic: str = "quiet", rules: MeasuringRules | None = None) -> Profile:
-    """Read the profile that was measured last from a store.
+def load_profile(
+    path: str | Path,
+    *,
+    network: str | None = None,
+    target: str | None = None,
+    statistic: str = "quiet",
+    rules: MeasuringRules | None = None,
+) -> Profile:
+    """Read the profile that was measured last from a store, which is not changed.
 
     Its values are determined from the stored runs, so that another statistic needs no new measurement.
 
@@ -57,6 +65,8 @@ def load_profile(path: str | Path, *, statistic: str = "quiet", rules: Measuring
 
     Args:
         path: The store, as ``profilers.profile(..., out=path)`` or ``dsa-hw profile --out`` writes it.
+        network: Only profiles of the network with this name; any if None.
+        target: Only profiles of this target, a title or its beginning such as ``"onnxruntime/cpu"``; any if None.
         statistic: "quiet", "median", "p90", "p95" or "p99".
         rules: All rules by which runs are judged; replaces ``statistic``.
 
@@ -64,17 +74,29 @@ def load_profile(path: str | Path, *, statistic: str = "quiet", rules: Measuring
         The profile.
 
     Raises:
-        StoreError: The file does not exist, is not a store, or has no profile.
+        StoreError: The file does not exist, is not a store, or has no such profile.
     """
-    return load_tables(path, statistic=statistic, rules=rules).profile
+    rules = rules or MeasuringRules(statistic=statistic)
+    with _opened(path) as store:
+        known = [(store.network(n)[0], store.environment(e)["target"], n, e) for n, e in store.profiles()]
+        wanted = [
+            (n, e)
+            for name, title, n, e in known
+            if network in (None, name) and (target in (None, title) or title.startswith(f"{target} "))
+        ]
+        if not known:
+            raise StoreError(f"{path} has no profile yet. Fill it with python -m profilers.latency --out {path}.")
+        if not wanted:
+            there = ", ".join(dict.fromkeys(f"{name} on {title}" for name, title, *_ in known))
+            asked = " on ".join(filter(None, (network or "any network", target)))
+            raise StoreError(f"{path} has no profile of {asked}. It has: {one_line(there)}.")
+        return read_profile(store, *wanted[-1], rules)
 
 
 def load_tables(path: str | Path, *, statistic: str = "quiet", rules: MeasuringRules | None = None) -> Tables:
     """Read everything from a store: all profiles and the raw runs. Arguments and errors as for `load_profile`."""
     rules = rules or MeasuringRules(statistic=statistic)
-    if not Path(path).exists():
-        raise StoreError(f"{path} does not exist. Make it with python -m profilers.latency --out {path}.")
-    with Store(path) as store:
+    with _opened(path) as store:
         found = {}
         for network, environment in store.profiles():
             profile = read_profile(store, network, environment, rules)
@@ -86,6 +108,18 @@ def load_tables(path: str | Path, *, statistic: str = "quiet", rules: MeasuringR
             name: _frame(store, name) for name in ("samples", "configurations", "environments", "networks", "sessions")
         }
     return Tables(profile=last, profiles=found, grid=pd.DataFrame(last.grid_evidence), **frames)
+
+
+def network_names(path: str | Path) -> list[str]:
+    """Return the names of the networks that have a profile in a store."""
+    with _opened(path) as store:
+        return list(dict.fromkeys(store.network(network)[0] for network, _ in store.profiles()))
+
+
+def _opened(path: str | Path) -> Store:
+    if not Path(path).exists():
+        raise StoreError(f"{path} does not exist. Make it with python -m profilers.latency --out {path}.")
+    return Store(path, read_only=True)
 
 
 def measurements(
@@ -150,6 +184,10 @@ def read_profile(
     column = QUANTITIES[kind.quantity].column
     rows: list[dict[str, Any]] = []
     for configuration in store.design(network, environment):
+        if len(configuration.widths) != len(about["sizes"]) or any(
+            width > size for width, size in zip(configuration.widths, about["sizes"], strict=True)
+        ):
+            raise StoreError(f"{store.path} has widths that are not those of its network: {configuration.widths}.")
         measurement = found.get(configuration.id)
         if measurement is None or not measurement.trusted or configuration.split == "anchor":
             continue  # the anchor tells sittings apart; it may be off the grid

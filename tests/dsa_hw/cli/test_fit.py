@@ -64,6 +64,18 @@ def test_json_has_every_candidate_and_one_is_chosen(store: pathlib.Path, capsys:
     assert any(row["candidate"] == "physics" for row in content["candidates"])
 
 
+def test_network_and_target_select_the_profile(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, inputs = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)), torch.randn(1, 3, 24, 24)
+    profilers.profile(model, (inputs,), "formula/cpu", samples=12, holdout=4, out=store, name="other")
+    assert main(["fit", str(store), "--model", NAME, "--target", "formula/cpu"]) == 0, "not the last one"
+    assert len(budgets.load_cost_model(store.with_suffix(".json")).names) == 2
+    for arguments in (["--model", NAME, "--target", "torch/cpu"], ["--model", "resnet20"]):
+        assert main(["fit", str(store), *arguments]) == 2
+        error = capsys.readouterr().err
+        assert f"It has: {NAME} on formula/cpu" in error
+        assert "other on formula/cpu" in error
+
+
 def test_missing_profile_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(tmp_path / "absent.sqlite")]) == 2
     assert "does not exist" in capsys.readouterr().err

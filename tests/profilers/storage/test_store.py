@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from profilers.measuring.measurement import Samples
 from profilers.measuring.rules import MeasuringRules
 from profilers.measuring.sittings import Sitting, SittingFile, sitting_key
 from profilers.measuring.statistics import Estimate
+from profilers.storage import store as module
 from profilers.storage.store import Store, identity
 
 ABOUT = {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []}
@@ -327,3 +331,177 @@ def test_store_contains_no_code(tmp_path: Path) -> None:
     connection.close()
     assert kinds <= {"table", "index"}
     assert [json.loads(t) for t in texts] == [ABOUT]
+
+
+def _hash(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_reading_changes_no_byte_and_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    before = _hash(tmp_path)
+    load_tables(path)
+    load_profile(path)
+    assert _hash(tmp_path) == before
+    with Store(path, read_only=True) as store, pytest.raises(StoreError, match="Cannot write to"):
+        store.add_session("e", "not allowed", {})
+    assert _hash(tmp_path) == before
+
+
+def test_store_on_a_read_only_folder_is_read(tmp_path: Path) -> None:
+    """In a process without the rights of root, which read-only permissions do not stop."""
+    with tempfile.TemporaryDirectory() as outer:
+        folder = Path(outer) / "folder"
+        folder.mkdir()
+        filled(folder / "p.sqlite").close()
+        os.chmod(outer, 0o755)
+        (folder / "p.sqlite").chmod(0o444)
+        folder.chmod(0o555)
+        code = (
+            "import os, sys\nfrom profilers.storage.store import Store\n"
+            "os.getuid() or (os.setgid(65534), os.setuid(65534))\n"
+            "with Store(sys.argv[1], read_only=True) as store: print(store.profiles())\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(folder / "p.sqlite")], capture_output=True, text=True)
+        folder.chmod(0o755)
+        assert done.stdout == "[('n', 'e')]\n", done.stderr
+
+
+def test_a_store_that_is_being_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    writer = filled(path)  # not closed: the runs are in the log
+    assert load_profile(path).table["runs"].tolist() == [40, 40]
+    writer.add_session("e", "more", {})
+    writer.close()
+    assert load_profile(path).table["runs"].tolist() == [40, 40]
+
+
+def test_a_store_that_was_written_meanwhile_is_not_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+
+    def read() -> None:
+        with Store(path, read_only=True) as reader:
+            reader.profiles()
+            with Store(path) as writer:
+                writer.add_session("e", "meanwhile", {})
+
+    with pytest.raises(StoreError, match="written while it was read"):
+        read()
+
+
+_ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [
+            "DROP TABLE grids",
+            f"CREATE VIEW grids AS {_ENDLESS} SELECT x network, x environment, x grid, x evidence, x created FROM c",
+        ],
+        ["CREATE VIEW more AS SELECT 1"],
+        ["CREATE TRIGGER t AFTER INSERT ON sessions BEGIN DELETE FROM samples; END"],
+        ["CREATE TABLE more (x)"],
+        ["CREATE INDEX more ON samples (seconds)"],
+        ["ALTER TABLE samples ADD COLUMN more"],
+        ["DROP INDEX samples_by_configuration"],
+        ["DROP TABLE grids"],
+        ["CREATE VIRTUAL TABLE more USING rtree(id, a, b)"],
+    ],
+    ids=lambda s: s[-1][:24],
+)  # fmt: skip
+@pytest.mark.parametrize("read_only", [True, False])
+def test_foreign_schema_is_refused_at_once(tmp_path: Path, statements: list[str], read_only: bool) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with pytest.raises(StoreError, match="missing, foreign or changed") as caught:
+        Store(path, read_only=read_only)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_query_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    with Store(path, read_only=True) as store:
+        monkeypatch.setattr(module, "_QUERY_LIMIT", 0.05)
+        with pytest.raises(StoreError, match=r"more than 0\.05 s"):
+            store._rows(f"{_ENDLESS} SELECT count(*) FROM c")
+
+
+def test_an_oversized_store_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    monkeypatch.setattr(module, "_LARGEST", 1000)
+    with pytest.raises(StoreError, match="more than 1000 bytes"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "values"),
+    [
+        ("samples", "seconds", [-1.0, 0.0, 1e300, math.inf, "abc", b"\x00", b"\xff\xfe"]),
+        ("samples", "dense_before", [-1.0, "abc", b"x"]),
+        ("samples", "dense_after", [0.0, "abc"]),
+        ("samples", "block", ["q", -1, 1.5, b"x"]),
+        ("samples", "extra", ["{", "[1]", '{"a": "b"}', '{"a": NaN}', "[" * 10_000, 5, b"{}"]),
+        ("configurations", "widths", ["x", "[0]", "{}", "[1.5, 2]", "[1]", "[9, 16]", "[8, 16, 1]", "[true, 1]", b""]),
+        ("designs", "split", ["other", 5]),
+        ("networks", "description", ["{", "[]", "{}", "null", '{"names": 5}', b"{}"]),
+        ("networks", "description", [json.dumps({**ABOUT, "sizes": [8]}), json.dumps({**ABOUT, "sizes": [8, "16"]})]),
+        ("networks", "description", [json.dumps({**ABOUT, "inputs": [5]}), json.dumps({**ABOUT, "sizes": [8, 0]})]),
+        ("environments", "description", ["{", "[]", "{}", "null", '{"target": 5}', b"{}"]),
+        ("grids", "grid", ["x", "[]", '{"a": 0}', '{"a": "8"}', '{"a": 1.5}', '{"a": true}']),
+        ("grids", "evidence", ["x", "{}", "[5]"]),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_one_typed_line(tmp_path: Path, table: str, column: str, values: list[object]) -> None:
+    path = tmp_path / "p.sqlite"
+    with filled(path) as store:
+        store.set_grid("n", "e", {"a": 8}, [])
+    assert len(load_profile(path)) == 2
+    whole = path.read_bytes()
+    for value in values:
+        path.write_bytes(whole)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+            connection.commit()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with pytest.raises(StoreError) as caught:
+            load_profile(path)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 600
+
+
+def test_last_profile_is_that_of_the_last_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network A, then B, then A again, in one environment; and then with the clock set back."""
+    path = tmp_path / "p.sqlite"
+    rng = np.random.default_rng(0)
+
+    def measure(store: Store, network: str, environment: str = "e") -> None:
+        store.add_environment(environment, {"target": f"runtime/cpu {environment}"})
+        store.add_network(network, f"net {network}", {**ABOUT, "fingerprint": network})
+        store.add_design(network, environment, [[8, 16]], "dense")
+        session = store.add_session(environment, "test", {})
+        store.add_samples(session, [(identity(network, [8, 16]), part) for part in some_runs(1e-2, 3, rng)])
+
+    with Store(path) as store:
+        for network in ("a", "b", "a"):
+            measure(store, network)
+        assert store.profiles()[-1] == ("a", "e")
+        monkeypatch.setattr(module.time, "time", lambda: 0.0)
+        measure(store, "b", "f")
+        measure(store, "b")
+        assert store.profiles() == [("a", "e"), ("b", "f"), ("b", "e")]
+    assert load_profile(path).network == "net b"
+    assert load_profile(path, network="net a").network == "net a"
+    assert load_profile(path, target="runtime/cpu f").target == "runtime/cpu f"
+    assert load_profile(path, target="runtime/cpu").target == "runtime/cpu e"
+    with pytest.raises(StoreError, match=r"no profile of net a on runtime/cpu f\. It has: net a on runtime/cpu e"):
+        load_profile(path, network="net a", target="runtime/cpu f")
