@@ -10,8 +10,11 @@ to layer names is needed.
 from __future__ import annotations
 
 import fnmatch
+import gzip
 import hashlib
+import io
 import math
+import zlib
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +26,8 @@ import numpy as np
 import pandas as pd
 
 from dsa_hw.errors import ProfileError
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.documents import MAX_BYTES, read_bytes
+from dsa_hw.utils.text import first_line
 from profilers.networks.chains import Layer
 
 __all__ = ["LatencyTable", "OperationKind"]
@@ -39,6 +43,8 @@ _COLUMNS = {
 }
 _TIMES = {"latency_s": 1.0, "seconds": 1.0, "latency_ms": 1e-3, "ms": 1e-3, "latency_us": 1e-6, "us": 1e-6}
 _LINEAR = ("fc", "linear")
+_LONGEST = 1e5  # seconds: no operation takes a day
+_LARGEST = 10**7  # channels, pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +121,18 @@ class LatencyTable:
 
     @staticmethod
     def read(path: Path, layers: Mapping[str, str | Sequence[str]] | None = None) -> LatencyTable:
-        """Read a CSV file, compressed or not."""
+        """Read a CSV file, compressed or not.
+
+        Raises:
+            ProfileError: The file cannot be read, is damaged, or has a wrong column or number.
+        """
+        content = read_bytes(path, f"the table {path}", error=ProfileError)
         try:
-            content = path.read_bytes()
-            frame = pd.read_csv(path)
-        except (OSError, ValueError, EOFError) as error:
+            text = _decompressed(content) if path.suffix == ".gz" else content
+            frame = pd.read_csv(io.BytesIO(text))
+        except (ValueError, EOFError, OSError, OverflowError, zlib.error) as error:
             raise ProfileError(
-                f"Cannot read the table {path} ({one_line(error)}). Give a .csv or .csv.gz file."
+                f"Cannot read the table {path} ({first_line(error)}). Give a .csv or .csv.gz file."
             ) from error
         kinds = _kinds(path, _standard(path, frame))
         patterns = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in (layers or {}).items()}
@@ -180,6 +191,15 @@ class LatencyTable:
         return "Use a table of this network, or map its kinds with ?layers=FILE.json: {kind: pattern of layer names}."
 
 
+def _decompressed(content: bytes) -> bytes:
+    """Return the content of a .gz file, whose checksum is compared and whose size is limited."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes")
+    return text
+
+
 def _geometry(layer: Layer) -> tuple[Any, ...]:
     if not layer.side:
         return ("linear",)
@@ -215,21 +235,47 @@ def _standard(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
     if time is None or missing:
         wanted = missing[0] if missing else f"a time ({', '.join(_TIMES)})"
         raise ProfileError(f"{path} must have a column for {wanted}; got {', '.join(map(str, frame.columns))}.")
+    if frame.empty:
+        raise ProfileError(f"{path} has no rows.")
+    for ours in ("c_in", "c_out", "size", "stride"):
+        if ours in found.columns:
+            found[ours] = _whole(path, ours, found[ours])
     found["seconds"] = pd.to_numeric(frame[time], errors="coerce") * _TIMES[time]
-    bad = ~np.isfinite(found["seconds"].to_numpy(np.float64)) | (found["seconds"] <= 0).to_numpy()
+    seconds = found["seconds"].to_numpy(np.float64)
+    bad = ~((seconds > 0) & (seconds < _LONGEST))  # also where it is not a number
     if bad.any():
         raise ProfileError(
-            f"Column {time!r} of {path} must have positive times; correct row {int(np.argmax(bad)) + 2}."
+            f"Column {time!r} of {path} must have times above 0 and below {_LONGEST:g} s; correct row "
+            f"{int(np.argmax(bad)) + 2}."
         )
     if "kernel" not in found.columns and "kind" not in found.columns:
         raise ProfileError(f"{path} must have a column for kernels, or for names of kinds or layers; it has neither.")
     return found
 
 
+def _whole(path: Path, name: str, column: pd.Series[Any]) -> pd.Series[int]:
+    """Return a column of whole numbers from 1; an empty field of a linear layer's size or stride becomes 1."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    if name in ("size", "stride"):
+        numbers = numbers.where(column.notna(), 1)
+    values = numbers.to_numpy(np.float64)
+    bad = ~((values >= 1) & (values <= _LARGEST) & (values == np.floor(values)))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ProfileError(
+            f"Column {name!r} of {path} must have whole numbers from 1 to {_LARGEST}; got {column.iloc[row]!r} in row "
+            f"{row + 2}."
+        )
+    return numbers.astype(np.int64)
+
+
 def _kinds(path: Path, rows: pd.DataFrame) -> dict[str, OperationKind]:
     described = "kernel" in rows.columns and "size" in rows.columns
-    geometry = [_row_geometry(r) for r in rows.to_dict("records")] if described else [None] * len(rows)
-    keys = list(zip(rows["kind"].astype(str) if "kind" in rows.columns else [""] * len(rows), geometry, strict=True))
+    geometry: list[tuple[Any, ...] | None] = [None] * len(rows)
+    if described:
+        geometry = [_row_geometry(path, number, row) for number, row in enumerate(rows.to_dict("records"), 2)]
+    names = rows["kind"] if "kind" in rows.columns else [""] * len(rows)
+    keys = list(zip(["" if pd.isna(name) else str(name) for name in names], geometry, strict=True))
     found: dict[tuple[str, Any], dict[tuple[int, int], float]] = {}
     for key, i, o, seconds in zip(keys, rows["c_in"], rows["c_out"], rows["seconds"], strict=True):
         entries = found.setdefault(key, {})
@@ -248,7 +294,7 @@ def _kind_name(name: str, geometry: tuple[Any, ...] | None) -> str:
     return " ".join(part for part in (name, "" if geometry is None else "/".join(map(str, geometry))) if part)
 
 
-def _row_geometry(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _row_geometry(path: Path, number: int, row: Mapping[Any, Any]) -> tuple[Any, ...]:
     kernel = row["kernel"]
     if isinstance(kernel, str) and any(word in kernel.lower() for word in _LINEAR):
         return ("linear",)
@@ -256,5 +302,10 @@ def _row_geometry(row: Mapping[Any, Any]) -> tuple[Any, ...]:
     groups = row.get("groups", 1)
     if isinstance(groups, float) and math.isnan(groups):
         groups = 1
-    depthwise = groups == "depthwise" or (int(groups) > 1 and int(groups) == int(row["c_in"]))
-    return (int(row["size"]), int(kernel), int(stride), "depthwise" if depthwise else int(groups))
+    try:
+        depthwise = groups == "depthwise" or (int(groups) > 1 and int(groups) == int(row["c_in"]))
+        return (int(row["size"]), int(kernel), int(stride), "depthwise" if depthwise else int(groups))
+    except (ValueError, OverflowError) as error:
+        raise ProfileError(
+            f"Kernel and groups of {path} must be whole numbers; got {kernel!r} and {groups!r} in row {number}."
+        ) from error

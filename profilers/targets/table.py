@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dsa_hw.errors import ProfileError
+from dsa_hw.utils.documents import read_json
 from dsa_hw.utils.modules import evaluating
-from dsa_hw.utils.text import one_line
 from profilers.networks.chains import Layer
 from profilers.targets.base import Loaded, Target, register
 from profilers.targets.latency_table import LatencyTable
@@ -134,13 +134,10 @@ def called_layers(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[str, 
 
 
 def _mapping(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ProfileError(
-            f"Cannot read layers={path} ({one_line(error)}). Write {{kind: pattern of layer names}}."
-        ) from error
-    if not isinstance(found, dict) or not all(isinstance(v, (str, list)) for v in found.values()):
+    found = read_json(path, f"layers={path}", error=ProfileError)
+    patterns = list(found.values()) if isinstance(found, dict) else [None]
+    flat = [p for pattern in patterns for p in (pattern if isinstance(pattern, list) else [pattern])]
+    if not all(isinstance(pattern, str) for pattern in flat):
         raise ProfileError(
             f"layers={path} must be a JSON object {{kind: pattern of layer names, or a list of patterns}}."
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from dsa_hw.zoo import models
 from profilers import latency
 from profilers.measuring.rules import MeasuringRules
 from profilers.targets import resolve
+from profilers.targets.latency_table import LatencyTable
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -145,6 +149,16 @@ def test_kinds_are_mapped_by_layer_names(tiny: Network, tmp_path: Path) -> None:
         ("kind,c_in,c_out,latency_ms\na,1,1,0\n", "row 2"),
         ("kind,c_in,c_out,latency_ms\na,1,1,3\na,1,1,4\n", "two times"),
         ("", "Cannot read"),
+        ("kind,c_in,c_out,latency_ms\n", "has no rows"),
+        ("kind,c_in,c_out,latency_ms\na,1,1,-3\n", "above 0"),
+        ("kind,c_in,c_out,latency_ms\na,1,1,inf\n", "above 0"),
+        ("kind,c_in,c_out,latency_ms\na,1,1,1e300\n", "below 100000 s"),
+        ("kind,c_in,c_out,latency_ms\na,x,1,1\n", "'c_in' .* whole numbers .* got 'x' in row 2"),
+        ("kind,c_in,c_out,latency_ms\na,1,1.5,1\n", "'c_out' .* whole numbers"),
+        ("kind,c_in,c_out,latency_ms\na,1,,1\n", "'c_out' .* whole numbers"),
+        ("kind,c_in,c_out,latency_ms\na,1,1e30,1\n", "'c_out' .* whole numbers"),
+        ("k,hw_in,c_in,c_out,latency_ms\nq,1,1,1,1\n", "Kernel and groups .* got 'q'"),
+        ("k,hw_in,groups,c_in,c_out,latency_ms\n3,1,q,1,1,1\n", "Kernel and groups .* 'q' in row 2"),
     ],
 )
 def test_invalid_tables_are_errors(content: str, words: str, tmp_path: Path) -> None:
@@ -152,6 +166,45 @@ def test_invalid_tables_are_errors(content: str, words: str, tmp_path: Path) -> 
     path.write_text(content)
     with pytest.raises(ProfileError, match=words):
         resolve(f"table:{path}")
+
+
+def test_damaged_compressed_tables_are_one_line(tmp_path: Path) -> None:
+    content = gzip.compress(made(tmp_path / "t.csv").read_bytes())
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(content)
+    wanted = LatencyTable.read(path).kinds
+    generator = random.Random(0)
+    for _ in range(100):
+        changed = bytearray(content[: generator.choice([len(content), generator.randrange(len(content))])] or b"x")
+        changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(ProfileError):
+            found = LatencyTable.read(path).kinds
+            assert {k: v.seconds for k, v in found.items()} == {k: v.seconds for k, v in wanted.items()}
+
+
+def test_compressed_table_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b"c_in," * 10_000))
+    monkeypatch.setattr("profilers.targets.latency_table.MAX_BYTES", 10_000)
+    with pytest.raises(ProfileError, match="more than 10000 bytes"):
+        LatencyTable.read(path)
+
+
+def test_an_empty_kind_is_read_by_its_geometry(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("kind,hw_in,k,c_in,c_out,latency_ms\n,16,3,8,8,1\n,16,3,8,16,2\n")
+    (kind,) = LatencyTable.read(path).kinds.values()
+    assert kind.seconds == {(8, 8): 1e-3, (8, 16): 2e-3}
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"a": 5}', '{"a": [5]}', "[" * 100_000, '{"a": "b", "a": "c"}', "x"])
+def test_layers_that_are_no_mapping_are_one_line(content: str, tmp_path: Path) -> None:
+    path, layers = made(tmp_path / "t.csv"), tmp_path / "layers.json"
+    layers.write_text(content)
+    with pytest.raises(ProfileError, match="layers=") as caught:
+        resolve(f"table:{path}?layers={layers}")
+    assert "\n" not in str(caught.value)
 
 
 def test_invalid_devices_are_errors(tmp_path: Path) -> None:
