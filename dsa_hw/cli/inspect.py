@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import budgets
 import dsa_hw
 from dsa_hw.cli.options import add_command, add_json, add_model, model_and_inputs
-from dsa_hw.errors import DsaError
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.files import write_figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,8 +120,6 @@ def _plot(groups: ChannelGroups, model: str, path: Path) -> None:
     axes[0].invert_yaxis()
     figure.suptitle(f"{model}: {len(groups)} channel groups")
     try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise DsaError(f"Cannot write the plot {path}: {one_line(error)}.") from error
+        write_figure(path, figure, dpi=110)
     finally:
         plt.close(figure)

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from dsa_hw.errors import FileError
 from dsa_hw.utils.arrays import Ints
-from dsa_hw.utils.files import cache_folder
+from dsa_hw.utils.documents import check_seal, parse_json, read_bytes, sealed
+from dsa_hw.utils.files import append_line, cache_folder
 from dsa_hw.utils.text import one_line
 from profilers.measuring.statistics import Estimate
 
@@ -149,11 +150,7 @@ class SittingFile:
         return Scatter.of([sitting for k, sitting in [*self._read(), *self._memory] if k == key][-_LAST:])
 
     def add(self, key: str, sitting: Sitting) -> None:
-        """Append a sitting; one write, so that two processes do not mix their lines.
-
-        Where a full disk cut the last line short, a new line is begun. A line that another process is just writing may
-        look like that; the empty line that follows does no harm.
-        """
+        """Append a sitting; where that is impossible, it is known to this process only."""
         row = {
             "key": key,
             "time": round(time.time(), 3),
@@ -161,15 +158,8 @@ class SittingFile:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                if cut := os.fstat(handle).st_size > 0:
-                    os.lseek(handle, -1, os.SEEK_END)
-                    cut = os.read(handle, 1) != b"\n"
-                os.write(handle, ("\n" * cut + json.dumps(row) + "\n").encode())
-            finally:
-                os.close(handle)
-        except OSError as error:
+            append_line(self.path, json.dumps(sealed(row)))
+        except (OSError, FileError) as error:
             self._memory.append((key, sitting))
             _log.warning(
                 "Cannot keep how much sittings differ in %s (%s). It is known to this process only. Set DSA_HW_CACHE "
@@ -180,13 +170,15 @@ class SittingFile:
 
     def _read(self) -> list[tuple[str, Sitting]]:
         try:
-            lines = self.path.read_text(errors="replace").splitlines()
-        except OSError:
+            lines = read_bytes(self.path).splitlines()
+        except FileError:
             return []
         found = []
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a full disk cut short
-                row = json.loads(line)
+        for line in dict.fromkeys(lines):
+            # A line that is damaged or repeated is left out: the others are worth no less.
+            with contextlib.suppress(FileError, ValueError, KeyError, TypeError, AttributeError):
+                row = parse_json(line, "a sitting", max_bytes=10_000)
+                check_seal(row, "a sitting")
                 parts = [Estimate(*(float(v) for v in row[name])) for name in ("ratio", "scale")]
                 if all(math.isfinite(e.log) and 0 <= e.variance < math.inf for e in parts):
                     found.append((str(row["key"]), Sitting(*parts)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dsa_hw.errors import ProfileError
 from dsa_hw.profiles import Profile
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.files import write_figure
 from profilers.profiling.grid import Evidence
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ def save_grid_plot(profile: Profile, path: Path) -> None:
     if not profile.grid_evidence:
         raise ProfileError("--plot shows the sweep of --grid auto, but no sweep was measured. Leave --grid out.")
     title = f"{profile.network} on {profile.target}"
-    try:
-        plot_grid(profile.grid_evidence, profile.grid, title).savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ProfileError(f"Cannot write the plot to {path}: {one_line(error)}.") from error
+    write_figure(path, plot_grid(profile.grid_evidence, profile.grid, title), ProfileError, dpi=150)
 
 
 def plot_grid(evidence: Sequence[Evidence | Mapping[str, Any]], grid: Mapping[str, int], title: str) -> Figure:

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from budgets.budget import BUDGETS
-from dsa_hw.errors import DsaError
 from dsa_hw.experiments.report.findings import Findings
 from dsa_hw.profiles import Profile
+from dsa_hw.utils.files import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -349,13 +349,10 @@ def save(figure: Figure, path: Any) -> None:
     """Write a figure to a file, on white.
 
     Raises:
-        DsaError: The file cannot be written.
+        FileError: The file cannot be written.
     """
-    try:
-        with _style():
-            figure.savefig(path, dpi=150, facecolor="white")
-    except (OSError, ValueError) as error:
-        raise DsaError(f"Cannot draw {path}: {error}.") from error
+    with _style():
+        write_figure(path, figure, dpi=150, facecolor="white")
 
 
 def _short(name: str, length: int = 24) -> str:
