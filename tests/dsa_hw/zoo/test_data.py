@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +93,23 @@ def test_damaged_cifar10_is_a_typed_error_in_one_line(damage: Callable[[], bytes
     ) as caught:
         load_data("cifar10", tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_no_damage_of_cifar10_is_a_traceback_or_other_data(tmp_path: Path) -> None:
+    content = _archive({key: value[:2] for key, value in arrays().items()})
+    path = tmp_path / "cifar10.npz"
+    path.write_bytes(content)
+    wanted = load_data("cifar10", tmp_path, val_share=0.5).test
+    generator = random.Random(0)
+    for _ in range(200):
+        changed = bytearray(content)
+        for _ in range(generator.choice([1, 1, 20])):
+            changed[generator.randrange(len(changed))] = generator.randrange(256)
+        path.write_bytes(changed[: generator.choice([len(changed), generator.randrange(len(changed))])])
+        with contextlib.suppress(ModelError):
+            found = load_data("cifar10", tmp_path, val_share=0.5).test
+            assert torch.equal(found.images, wanted.images)
+            assert torch.equal(found.labels, wanted.labels)
 
 
 def test_missing_file_and_unknown_data_set_are_typed_errors(tmp_path: Path) -> None:
