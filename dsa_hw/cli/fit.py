@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     profile = _profile(args.profile, args.model, args.target)
     groups = _groups(profile, args.model)
     model = dsa_hw.fit(profile, groups, calibration=args.calibration, outside=args.outside, seed=args.seed)
+    text = _report(model, args.confidence)  # first: a confidence that is out of reach writes nothing
     model.save(out)
     if args.plot is not None:
         model.plot(args.plot, args.confidence)
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         table = model.report.reset_index()
         print(json.dumps({"out": str(out), "candidates": json.loads(table.to_json(orient="records"))}, indent=1))
     else:
-        print(_report(model, args.confidence))
+        print(text)
         print(f"\nsaved: {out}" + (f", {args.plot}" if args.plot else ""))
     return 0
 

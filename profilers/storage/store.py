@@ -119,6 +119,8 @@ class Store:
         self.path = Path(path)
         self.read_only = read_only
         _refuse_foreign(self.path)
+        # Without a log nobody writes: SQLite then needs neither locks nor files beside the store.
+        self._immutable = read_only and not _has_log(self.path)
         self._before = _state(self.path)
         with self._explained("open"):
             self._connection = sqlite3.connect(self._address(), timeout=_PATIENCE, isolation_level=None, uri=read_only)
@@ -131,10 +133,7 @@ class Store:
     def _address(self) -> str:
         if not self.read_only:
             return str(self.path)
-        # Without a log nobody writes: SQLite then needs neither locks nor files beside the store.
-        log = self.path.with_name(f"{self.path.name}-wal")
-        quiet = not log.exists() or not log.stat().st_size
-        return f"file:{quote(str(self.path.absolute()))}?mode=ro" + ("&immutable=1" if quiet else "")
+        return f"file:{quote(str(self.path.absolute()))}?mode=ro" + "&immutable=1" * self._immutable
 
     def _prepare(self) -> None:
         connection = self._connection
@@ -144,6 +143,7 @@ class Store:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA trusted_schema = OFF")  # functions of a foreign schema are never called
         if self.read_only:
+            connection.execute("BEGIN")  # every query sees the same runs
             self._check_format()
         else:
             with self._transaction():  # one transaction, so that a file is complete or empty
@@ -193,7 +193,7 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        if error is None and self.read_only and self._before != _state(self.path):
+        if error is None and self._immutable and self._before != _state(self.path):
             raise StoreError(f"{self.path} was written while it was read. Run the command again.")
 
     def close(self) -> None:
@@ -543,12 +543,16 @@ def _own_entries() -> set[tuple[str, str, str | None]]:
         return _entries(connection)
 
 
+def _has_log(path: Path) -> bool:
+    log = path.with_name(f"{path.name}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
 def _state(path: Path) -> tuple[object, ...] | None:
     """Return what changes when a store is written; None where there is none."""
     try:
-        log = path.with_name(f"{path.name}-wal")
         found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns, log.exists() and log.stat().st_size > 0
+        return found.st_ino, found.st_size, found.st_mtime_ns, _has_log(path)
     except OSError:
         return None
 

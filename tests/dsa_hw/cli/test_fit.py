@@ -76,6 +76,12 @@ def test_network_and_target_select_the_profile(store: pathlib.Path, capsys: pyte
         assert "other on formula/cpu" in error
 
 
+def test_a_confidence_out_of_reach_writes_nothing(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(store), "--model", NAME, "--confidence", "0.999"]) == 2
+    assert "confidence" in capsys.readouterr().err
+    assert not store.with_suffix(".json").exists()
+
+
 def test_missing_profile_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(tmp_path / "absent.sqlite")]) == 2
     assert "does not exist" in capsys.readouterr().err
