@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from dsa_hw.utils.text import one_line
+
 __all__ = ["busiest_process", "load_average"]
 
 
@@ -40,9 +42,10 @@ def _processor_times() -> dict[int, tuple[str, int]]:
     found: dict[int, tuple[str, int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            text = (folder / "stat").read_text()
+            text = (folder / "stat").read_text(errors="replace")
         except OSError:
             continue
+        # A process chooses its name: it may contain any bytes, also those that change a terminal.
         name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
-        found[int(folder.name)] = (name, int(rest[11]) + int(rest[12]))
+        found[int(folder.name)] = (one_line(name, 40), int(rest[11]) + int(rest[12]))
     return found

@@ -28,17 +28,18 @@ import time
 from collections import OrderedDict
 from typing import Any, BinaryIO, Callable, Dict  # noqa: UP035  (for Python 3.8)
 
-__all__ = ["BANNER", "DTYPES", "Agent", "RefusalError", "read_frame", "write_frame"]
+__all__ = ["BANNER", "DTYPES", "LENGTHS", "Agent", "RefusalError", "frame", "read_frame", "write_frame"]
 
-VERSION = 2
+VERSION = 3
 BANNER = b"dsa-hw-agent %d\n" % VERSION
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
-_LENGTHS = struct.Struct(">II")
+LENGTHS = struct.Struct(">II")
 _HEADER_LIMIT = 2**20
-_PAYLOAD_LIMIT = 2**30
+_PAYLOAD_LIMIT = 2**28
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MOST_RUNS = 100_000
+_UNUSED = 30 * 86400  # seconds after which an artefact that nobody used is deleted
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CPU = "/sys/devices/system/cpu/"
 
@@ -56,29 +57,35 @@ class RefusalError(Exception):
 # Frames ---------------------------------------------------------------------------------------------------------------
 
 
-def write_frame(stream: BinaryIO, header: Json, payload: bytes = b"") -> None:
-    """Write one frame and flush it."""
+def frame(header: Json, payload: bytes = b"") -> bytes:
+    """Return one frame; `ValueError` if it is too large."""
     text = json.dumps(header, allow_nan=False).encode()
     if len(text) > _HEADER_LIMIT or len(payload) > _PAYLOAD_LIMIT:
         raise ValueError(f"A frame of {len(text)} + {len(payload)} bytes exceeds the limit of the protocol.")
-    stream.write(_LENGTHS.pack(len(text), len(payload)) + text)
-    if payload:
-        stream.write(payload)
+    return LENGTHS.pack(len(text), len(payload)) + text + payload
+
+
+def write_frame(stream: BinaryIO, header: Json, payload: bytes = b"") -> None:
+    """Write one frame and flush it."""
+    stream.write(frame(header, payload))
     stream.flush()
 
 
 def read_frame(stream: BinaryIO) -> tuple[Json, bytes] | None:
     """Read one frame; None where the stream ends, even within a frame; `ValueError` for an invalid frame."""
-    lengths = _exactly(stream, _LENGTHS.size)
+    lengths = _exactly(stream, LENGTHS.size)
     if lengths is None:
         return None
-    size, extra = _LENGTHS.unpack(lengths)
+    size, extra = LENGTHS.unpack(lengths)
     if size > _HEADER_LIMIT or extra > _PAYLOAD_LIMIT:
         raise ValueError(f"A frame of {size} + {extra} bytes exceeds the limit of the protocol.")
     text, payload = _exactly(stream, size), _exactly(stream, extra)
     if text is None or payload is None:
         return None
-    header = json.loads(text.decode())
+    try:
+        header = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError("The header of a frame is nested too deeply.") from None
     if not isinstance(header, dict):
         raise ValueError("The header of a frame must be a JSON object.")
     return header, payload
@@ -99,7 +106,10 @@ def _exactly(stream: BinaryIO, size: int) -> bytes | None:
 
 
 class Artefacts:
-    """Files by content hash in a folder that only this user can write; the oldest are deleted above ``room`` bytes."""
+    """Files by content hash in a folder that only this user can write.
+
+    They take at most ``room`` bytes. The least recently used are deleted first, and those that nobody used for 30 days.
+    """
 
     def __init__(self, folder: str, room: int) -> None:
         self.folder = folder
@@ -110,6 +120,9 @@ class Artefacts:
         about = os.stat(folder)
         if about.st_uid != os.geteuid() or about.st_mode & 0o022:
             raise RefusalError("folder", f"{folder} belongs to another user or can be written by others")
+        for used, _, name in self._files():
+            if used < time.time() - _UNUSED:
+                os.unlink(os.path.join(folder, name))
 
     def announce(self, wanted: Json) -> dict[str, int]:
         """Accept ``{hash: size}`` from now on; return how many bytes of each are stored already."""
@@ -190,18 +203,26 @@ class Artefacts:
         with contextlib.suppress(OSError):
             os.unlink(self._path(name, suffix))
 
-    def _make_room(self, needed: int, keep: set[str]) -> None:
+    def _files(self) -> list[tuple[float, int, str]]:
+        """Return when each file was used last, its size and its name; the least recently used first."""
         files = []
         for entry in os.scandir(self.folder):
-            if _HASH.fullmatch(entry.name[:64]) and entry.name[64:] in ("", ".part") and entry.is_file():
-                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.name))
+            about = entry.stat(follow_symlinks=False)
+            if _HASH.fullmatch(entry.name[:64]) and entry.name[64:] in ("", ".part"):
+                files.append((about.st_mtime, about.st_size, entry.name))
+        return sorted(files)
+
+    def _make_room(self, needed: int, keep: set[str]) -> None:
+        files = self._files()
         total = sum(size for _, size, _ in files)
-        for _, size, name in sorted(files):
+        for _, size, name in files:
             if total + needed <= self.room:
                 break
             if name[:64] not in keep:
                 os.unlink(os.path.join(self.folder, name))
                 total -= size
+        if total + needed > self.room:
+            raise RefusalError("disk", f"{total + needed} bytes are needed in {self.folder}, {self.room} are allowed")
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
         if free < needed:
@@ -425,6 +446,9 @@ class Agent:
                 reply = {"refused": "memory", "text": "out of memory"}
             except (KeyError, TypeError, ValueError) as error:
                 reply = {"refused": "protocol", "text": f"{type(error).__name__}: {_one_line(error)}"}
+            reply["id"] = header.get("id")  # tells the host that this is not a late answer to an earlier request
+            if len(data) > _PAYLOAD_LIMIT:
+                reply, data = {**reply, "refused": "network", "text": "its outputs are too large to send"}, b""
             write_frame(self.sink, reply, data)
 
     def answer(self, header: Json, payload: bytes) -> tuple[Json, bytes]:
@@ -453,11 +477,13 @@ class Agent:
     def hello(self, header: Json) -> Json:
         """Lock the board for one session and return its environment."""
         self.idle = max(1, min(int(header["idle"]), 3600))
-        folder = header.get("folder") or os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dsa_hw", "artefacts"
+        folder = os.path.expanduser(
+            header.get("folder") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dsa_hw", "artefacts")
         )
+        if folder.startswith("~"):  # it would be a folder of that name
+            raise RefusalError("folder", "the user who logs in has no home folder")
         found = environment()
-        self.artefacts = Artefacts(os.path.expanduser(folder), int(header["room"]))
+        self.artefacts = Artefacts(folder, int(header["room"]))
         self._take(self.artefacts.folder, str(header["session"]))
         return {"environment": found, "providers": _runtime().get_available_providers()}
 
@@ -466,7 +492,8 @@ class Agent:
         import fcntl
 
         with _disk("lock the board"):
-            self._lock = os.fdopen(os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
+            lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            self._lock = os.fdopen(lock, "r+", errors="replace")
         end = time.monotonic() + patience
         while True:
             try:

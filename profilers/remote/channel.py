@@ -1,16 +1,20 @@
-"""The local process that is connected to an agent."""
+"""The local process that is connected to an agent.
+
+A request and its answer have one deadline, for writing as well as for reading. Nothing of what a board sends is kept
+without a limit: an answer is read when it is expected, and no further than the caller allows.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import subprocess
-import threading
-from collections import deque
+import itertools
+import time
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from dsa_hw.errors import DsaError
+from dsa_hw.utils.documents import parse_json
+from dsa_hw.utils.processes import EndedError, FloodError, PipedProcess, StalledError
 from dsa_hw.utils.text import one_line
 from profilers.remote import agent
 
@@ -26,17 +30,23 @@ BOOTSTRAP = (
 Json = dict[str, Any]
 
 _GREETING_LIMIT = 2**16  # bytes that a login script may print before the agent starts
+_HEADER_LIMIT = 2**20
+_DEPTH = 8  # of the JSON of an answer
+_GRACE = 10.0  # seconds after the limit of a request; until then the agent ends itself
 
 
 class LostError(Exception):
-    """The process ended or does not answer.
+    """The process ended, does not answer, or sends something else than answers.
 
-    It has the exit status (None: no answer) and the end of its standard error.
+    Attributes:
+        status: The exit status; None if it still runs.
+        text: The end of its standard error, or what is wrong.
+        late: Whether the time limit of a request was exceeded.
     """
 
-    def __init__(self, status: int | None, text: str) -> None:
-        super().__init__(f"exit status {status}: {text}")
-        self.status, self.text = status, text
+    def __init__(self, status: int | None, text: str, late: bool = False) -> None:
+        super().__init__(text if status is None else f"exit status {status}: {text}")
+        self.status, self.text, self.late = status, text, late
 
 
 class RefusedError(Exception):
@@ -54,24 +64,18 @@ class Channel:
     """
 
     def __init__(self, command: Sequence[str], limit: float) -> None:
-        # In a session of its own, so that Ctrl-C reaches only us and we close the connection properly.
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._errors: deque[str] = deque(maxlen=30)
-        self._frames: queue.SimpleQueue[tuple[Json, bytes] | str | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._listen, self._collect)]
-        for thread in self._threads:
-            thread.start()
+        self._numbers = itertools.count(1)
+        self._stuck = False  # whether it does not answer properly: then it will not end by itself either
+        self._process = PipedProcess(command)
+        begin = time.monotonic()
         try:
             source = resources.files(__package__).joinpath("agent.py").read_bytes()
-            self._write(str(len(source)).encode() + b"\n" + source)
-            if self._next(limit) != "hello":
-                raise self._lost()
+            self._process.write(str(len(source)).encode() + b"\n" + source, begin + limit)
+            self._process.read_until(agent.BANNER, _GREETING_LIMIT, begin + limit)
+        except (EndedError, FloodError, StalledError) as error:
+            lost = self._lost(error, limit, begin)
+            self.close()
+            raise lost from error
         except BaseException:
             self.close()
             raise
@@ -81,90 +85,51 @@ class Channel:
         """Id of the local process."""
         return self._process.pid
 
-    def exchange(self, header: Json, payload: bytes = b"", limit: float = 60.0) -> tuple[Json, bytes]:
+    def exchange(self, header: Json, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> tuple[Json, bytes]:
         """Send one request and return its reply.
 
         Args:
             header: The request.
             payload: Raw bytes that belong to it.
             limit: Seconds within which the agent must answer.
+            most: Most bytes that may belong to the reply.
 
         Raises:
             RefusedError: The agent refuses the request.
-            LostError: No answer comes.
+            LostError: No answer comes, or not one to this request. The channel cannot be used any more.
         """
-        assert self._process.stdin is not None
+        begin, number = time.monotonic(), next(self._numbers)
+        deadline = begin + limit + _GRACE
         try:
-            agent.write_frame(self._process.stdin, {**header, "limit": limit}, payload)  # type: ignore[arg-type]
-        except OSError as error:
-            raise self._lost() from error
-        reply = self._next(limit + 10)
-        if not isinstance(reply, tuple):
-            raise self._lost()
-        if "refused" in reply[0]:
-            raise RefusedError(one_line(reply[0]["refused"], 20), one_line(reply[0].get("text", "")))
-        return reply
+            request = agent.frame({**header, "id": number, "limit": limit}, payload)
+            self._process.write(request, deadline)
+            size, extra = agent.LENGTHS.unpack(self._process.read(agent.LENGTHS.size, deadline))
+            if size > _HEADER_LIMIT or extra > most:
+                raise FloodError(f"an answer of {size} + {extra} bytes")
+            text, data = self._process.read(size, deadline), self._process.read(extra, deadline)
+            reply = parse_json(text, "the answer", max_bytes=_HEADER_LIMIT, max_depth=_DEPTH)
+        except (EndedError, FloodError, StalledError, DsaError) as error:
+            raise self._lost(error, limit, begin) from error
+        if not isinstance(reply, dict) or type(reply.get("id")) is not int or reply["id"] != number:
+            self._stuck = True
+            raise LostError(None, "invalid answer: it does not belong to the request")
+        if "refused" in reply:
+            raise RefusedError(one_line(reply["refused"], 20), one_line(reply.get("text", "")))
+        return reply, data
 
     def close(self) -> None:
         """Close the input, which ends the agent; terminate the process if it does not end."""
-        process = self._process
-        with contextlib.suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
-        for end in (None, process.terminate, process.kill):
-            if end is not None:
-                end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-                break
-        for thread in self._threads:
-            thread.join(2)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None and not any(t.is_alive() for t in self._threads):
-                stream.close()
+        if self._stuck:
+            self._process.close(0.0)
+        else:
+            self._process.close()
 
-    def _write(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
-        except OSError as error:
-            raise self._lost() from error
-
-    def _next(self, limit: float) -> tuple[Json, bytes] | str | None:
-        try:
-            return self._frames.get(timeout=limit)
-        except queue.Empty:
-            raise LostError(None, f"no answer for {limit:.0f} s") from None
-
-    def _lost(self) -> LostError:
-        try:
-            status: int | None = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            status = None
-        self._threads[1].join(1)  # the rest of its standard error
-        return LostError(status, "\n".join(self._errors))
-
-    def _listen(self) -> None:
-        stream = self._process.stdout
-        assert stream is not None
-        try:
-            seen = b""
-            while not seen.endswith(agent.BANNER):
-                byte = stream.read(1)
-                if not byte or len(seen) > _GREETING_LIMIT:
-                    break
-                seen += byte
-            else:
-                self._frames.put("hello")
-                while (frame := agent.read_frame(stream)) is not None:  # type: ignore[arg-type]
-                    self._frames.put(frame)
-        except (OSError, ValueError) as error:
-            self._errors.append(f"invalid answer: {one_line(error)}")
-        self._frames.put(None)
-
-    def _collect(self) -> None:
-        assert self._process.stderr is not None
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._process.stderr:
-                self._errors.append(line[:500].decode(errors="replace").rstrip())
+    def _lost(self, error: Exception, limit: float, begin: float) -> LostError:
+        self._stuck = not isinstance(error, EndedError)
+        if isinstance(error, StalledError):
+            return LostError(None, f"no answer for {time.monotonic() - begin:.0f} s", late=True)
+        if not isinstance(error, EndedError):
+            return LostError(None, f"invalid answer: {one_line(error)}")
+        late = time.monotonic() - begin >= limit
+        status = self._process.ended(5.0)
+        return LostError(status, self._process.error_text.strip(), late)

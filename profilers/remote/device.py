@@ -2,6 +2,9 @@
 
 Every request can be repeated: what the board lacks is sent, what is not loaded is loaded, and runs whose answer was
 lost are made again. A lost connection costs time and nothing else.
+
+What a board answers is checked: types, ranges, and that it belongs to the request. A board that answers late or with
+something else is an error at once; only a connection that ends is tried again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,7 @@ from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.text import one_line
 from profilers.networks.loaded import Loaded
+from profilers.networks.seconds import checked_seconds
 from profilers.remote.agent import DTYPES
 from profilers.remote.channel import Channel, LostError, RefusedError
 from profilers.remote.failures import Failure, of_refusal
@@ -40,10 +44,16 @@ _IDLE = 300  # seconds without a request after which the agent ends; the next re
 _START = 120.0  # seconds for Python and ONNX Runtime to start on a slow board
 _LOAD = 600.0  # seconds to load a network, and to run `_STEPS` steps
 _STEPS = 16  # steps of one request; a network may take half a minute for a run
+_OUTPUTS = 2**28  # most bytes of the outputs of a network
+_DIMENSIONS = 16
+_PROVIDERS = 64
 _CRASHES = 3
 # What the environment of a board contains.
 _MACHINE = ("board", "cpu", "cores", "governor", "boost", "smt", "kernel", "system")
 _KEYS = (*_MACHINE, "python", "numpy", "onnxruntime", "agent")
+
+
+_T = TypeVar("_T")
 
 
 class _CrowdedError(Exception):
@@ -131,13 +141,15 @@ class AgentDevice:
 
     def state(self) -> dict[str, float]:
         """Return load averages and temperature of the board."""
-        found = self._ask({"op": "state"})[0].get("state", {})
-        names = ("time", "load1", "load5", "celsius")
-        return {k: float(found[k]) for k in names if isinstance(found.get(k), (int, float))}
+        found = self._field(self._ask({"op": "state"})[0], "state", dict)
+        names = [name for name in ("time", "load1", "load5", "celsius") if name in found]
+        if not all(type(found[name]) in (int, float) for name in names):
+            raise self._invalid("a load or temperature that is not a number")
+        return {name: float(found[name]) for name in names}
 
     def busiest_process(self) -> str | None:
         """Describe the busiest process of the board; None if there is none."""
-        return one_line(self._ask({"op": "state", "busiest": True})[0].get("busiest", "")) or None
+        return one_line(self._field(self._ask({"op": "state", "busiest": True})[0], "busiest", str)) or None
 
     # Networks ---------------------------------------------------------------------------------------------------------
 
@@ -202,29 +214,36 @@ class AgentDevice:
 
     def _sequence(self, steps: Sequence[tuple[_Network, int]]) -> list[Floats]:
         header = {"op": "sequence", "steps": [[network.handle, runs] for network, runs in steps]}
-        _, data = self._ask(header, needs=[network for network, _ in steps], limit=_LOAD)
-        seconds = self._floats(data, sum(runs for _, runs in steps))
-        if not np.all(np.isfinite(seconds)) or np.any(seconds <= 0):
-            raise self._invalid("times that are not positive")
+        count = sum(runs for _, runs in steps)
+        _, data = self._ask(header, needs=[network for network, _ in steps], limit=_LOAD, most=8 * count)
+        if len(data) != 8 * count:
+            raise self._invalid(f"{len(data)} bytes for {count} runs")
+        seconds = checked_seconds(np.frombuffer(data, "<f8").astype(np.float64), count, f"The agent on {self.title}")
         return np.split(seconds, np.cumsum([runs for _, runs in steps])[:-1])
 
     def _outputs(self, network: _Network) -> list[NDArray[Any]]:
-        reply, data = self._ask({"op": "outputs", "network": network.handle}, needs=(network,), limit=_LOAD)
+        request = {"op": "outputs", "network": network.handle}
+        reply, data = self._ask(request, needs=(network,), limit=_LOAD, most=_OUTPUTS)
         found, offset = [], 0
-        for dtype, shape in reply.get("specs", ()):
-            if dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in shape):
+        for spec in self._field(reply, "specs", list):
+            if not _is_spec(spec):
                 raise self._invalid("an output of unknown type or shape")
-            kind, count = np.dtype(dtype).newbyteorder("<"), math.prod(shape)
+            kind, count = np.dtype(spec[0]).newbyteorder("<"), math.prod(spec[1])
             if offset + count * kind.itemsize > len(data):
                 raise self._invalid("an output that is too short")
-            found.append(np.frombuffer(data, kind, count, offset).reshape(shape).astype(dtype))
-            offset += count * kind.itemsize
+            part = data[offset : offset + count * kind.itemsize]
+            found.append(np.frombuffer(part, kind).reshape(spec[1]).astype(spec[0]))
+            offset += len(part)
+        if offset != len(data):
+            raise self._invalid("more bytes than its outputs have")
         return found
 
-    def _floats(self, data: bytes, count: int) -> Floats:
-        if len(data) != 8 * count:
-            raise self._invalid(f"{len(data)} bytes for {count} runs")
-        return np.frombuffer(data, "<f8").astype(np.float64)
+    def _field(self, reply: dict[str, Any], name: str, kind: type[_T]) -> _T:
+        """Return a field of an answer, of the given type."""
+        found = reply.get(name)
+        if type(found) is not kind:
+            raise self._invalid(f"{name} must be of type {kind.__name__}; got {one_line(repr(found), 60)}")
+        return found
 
     def _invalid(self, what: str) -> MeasurementError:
         return MeasurementError(f"The agent on {self.title} sent an invalid answer ({what}). Please report this.")
@@ -232,9 +251,12 @@ class AgentDevice:
     # The connection ---------------------------------------------------------------------------------------------------
 
     def _ask(
-        self, header: dict[str, Any] | None, *, needs: Sequence[_Network] = (), limit: float = 60.0
+        self, header: dict[str, Any] | None, *, needs: Sequence[_Network] = (), limit: float = 60.0, most: int = 0
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request (None: only load what it ``needs``), over new connections until it is answered."""
+        """Send a request (None: only load what it ``needs``), over new connections until it is answered.
+
+        ``limit`` and ``most`` are those of `Channel.exchange`.
+        """
         with self._lock, self._whole():
             crashes, reloads = 0, 0
             while True:
@@ -247,7 +269,7 @@ class AgentDevice:
                         raise _CrowdedError
                     if header is None:
                         return {}, b""
-                    return channel.exchange({**header, "release": self._release()}, limit=limit)
+                    return channel.exchange({**header, "release": self._release()}, limit=limit, most=most)
                 except RefusedError as refused:
                     if refused.kind == "not loaded" and reloads < 2:
                         reloads += 1
@@ -257,6 +279,11 @@ class AgentDevice:
                 except LostError as lost:
                     crashes += 1
                     self._drop()
+                    if lost.late or lost.status is None:
+                        raise MeasurementError(
+                            f"{self.title} did not answer a request properly ({one_line(lost)}). All measurements so "
+                            "far are stored: restart the board, and run the same command again."
+                        ) from lost
                     if crashes >= _CRASHES:
                         raise MeasurementError(
                             f"The connection to {self.title} broke {crashes} times at the same request "
@@ -309,10 +336,14 @@ class AgentDevice:
 
     def _greet(self, channel: Channel) -> None:
         reply, _ = channel.exchange(self._hello, limit=_START)
-        said = reply.get("environment", {})
+        said, providers = self._field(reply, "environment", dict), self._field(reply, "providers", list)
+        if not all(isinstance(said.get(k, ""), str) for k in _KEYS):
+            raise self._invalid("an environment that is not text")
+        if len(providers) > _PROVIDERS or not all(isinstance(p, str) for p in providers):
+            raise self._invalid("execution providers that are not names")
         about = (
             {k: one_line(said.get(k, "not told"), 200) for k in _KEYS},
-            tuple(one_line(p, 60) for p in reply.get("providers", ())),
+            tuple(one_line(p, 60) for p in providers),
         )
         if self._about is not None and about != self._about:
             changed = [k for k in _KEYS if about[0][k] != self._about[0][k]] or ["providers"]
@@ -346,22 +377,37 @@ class AgentDevice:
             except RefusedError as refused:
                 if refused.kind not in ("hash", "missing") or attempt:
                     raise
-        if reply.get("evicted") and not self._warned:
+        evicted = self._field(reply, "evicted", list)
+        if not all(type(handle) is int for handle in evicted):
+            raise self._invalid("unloaded networks that are not numbers")
+        if evicted and not self._warned:
             self._warned = True
             _log.warning("%s lacks memory for all networks at once; some are loaded repeatedly.", self.title)
-        self._ready.difference_update(reply.get("evicted", ()))
+        self._ready.difference_update(evicted)
         self._ready.add(network.handle)
 
     def _send(self, channel: Channel, blobs: dict[str, bytes]) -> None:
         """Send what the board lacks, from where the last attempt ended."""
-        have, _ = channel.exchange({"op": "announce", "artefacts": {k: len(v) for k, v in blobs.items()}})
-        there = {k: int(have.get("have", {}).get(k, 0)) for k in blobs}
+        reply, _ = channel.exchange({"op": "announce", "artefacts": {k: len(v) for k, v in blobs.items()}})
+        have = self._field(reply, "have", dict)
+        there = {k: self._field(have, k, int) for k in blobs}
+        if not all(0 <= there[k] <= len(v) for k, v in blobs.items()):
+            raise self._invalid("a size that a file cannot have")
         missing = sum(len(v) - there[k] for k, v in blobs.items())
         sent = 0
         with Bar(shown=missing > _CHUNK) as bar:
             for name, data in blobs.items():
                 for start in range(there[name], len(data), _CHUNK):
                     part = data[start : start + _CHUNK]
-                    channel.exchange({"op": "put", "artefact": name, "offset": start}, part)
+                    reply, _ = channel.exchange({"op": "put", "artefact": name, "offset": start}, part)
+                    if self._field(reply, "have", int) != start + len(part):
+                        raise self._invalid("a size that does not match what was sent")
                     sent += len(part)
                     bar.say("sending", sent / missing, f"{missing / 1e6:.0f} MB")
+
+
+def _is_spec(spec: object) -> bool:
+    """Return whether this is the type and the shape of an array."""
+    if not (isinstance(spec, list) and len(spec) == 2 and spec[0] in DTYPES and isinstance(spec[1], list)):
+        return False
+    return len(spec[1]) <= _DIMENSIONS and all(type(n) is int and 0 <= n <= _OUTPUTS for n in spec[1])

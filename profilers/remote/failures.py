@@ -84,7 +84,8 @@ def of_lost(lost: LostError, board: str, login: str, host: str, python: str) -> 
             )
         )
     if lost.status is None:
-        return Failure(MissingDependencyError(f"{board} does not answer ({said}). Try: ssh {login} true"), True)
+        text = f"{board} does not answer properly ({said}). Try: ssh {login} true"
+        return Failure(MissingDependencyError(text), passing=lost.late)
     if lost.status == 255:
         for pattern, cause, remedy, passing in _SSH:
             if re.search(pattern, lost.text):

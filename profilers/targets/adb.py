@@ -3,31 +3,33 @@
 The address is ``adb:SERIAL?runtime=litert&binary=PATH``. Written after the documentation and tested with a fake adb
 executable, never on a phone; the environment of every measurement says so. ``benchmark_model`` reports means, so that
 one call of it gives one time, and every step of a round is a call of its own. A call is a new process, which runs the
-network a few times before it is timed.
+network a few times before it is timed. Every command has a time limit, and its output a limited size.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import numpy as np
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.processes import FloodError, Output, StalledError, run_bounded
 from dsa_hw.utils.text import one_line
 from profilers.litert.client import versions
 from profilers.litert.convert import to_bytes
+from profilers.networks.seconds import checked_seconds
 from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["Adb"]
@@ -35,7 +37,10 @@ __all__ = ["Adb"]
 _FORM = "adb:SERIAL?runtime=litert&binary=/data/local/tmp/benchmark_model"
 _FOLDER = "/data/local/tmp/dsa_hw"
 _TESTED = "written after the documentation and tested with a fake adb executable, not on a phone"
-_AVERAGE = re.compile(r"Inference \(avg\): ([0-9.]+(?:e[+-]?[0-9]+)?)")
+_AVERAGE = re.compile(r"Inference \(avg\): ([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)(?=\s|$)")
+_FILE = re.compile(r"([0-9]{1,12}) ([0-9]{1,15}) ([0-9a-f]{64}\.tflite)")
+_ROOM = 2048  # megabytes of files on the phone
+_UNUSED = 30 * 86400  # seconds after which a file that was not used is deleted
 _WARM = 3  # runs of a new process that are not timed
 _STEPS = 16  # calls of one shell: Android limits the length of a command
 _MARK = "dsa-hw-done"
@@ -73,7 +78,7 @@ class Adb(Target):
         convert: Callable[[Any, tuple[Any, ...]], bytes] | None = None,
     ) -> None:
         super().__init__("cpu", precision=precision, threads=threads)
-        self.serial, self.binary = _parse(device)
+        self.serial, self.binary, self.room = _parse(device)
         self.convert = convert
         self.remote_device = self
         self._files: weakref.WeakKeyDictionary[Loaded, str] = weakref.WeakKeyDictionary()
@@ -86,12 +91,12 @@ class Adb(Target):
         if shutil.which("adb") is None:
             raise MissingDependencyError("A phone needs adb. Install Android's platform-tools and put adb on the PATH.")
         state = self._adb("get-state", check=False)
-        if state.stdout.strip() != "device":
+        if state.status or state.stdout.strip() != "device":
             raise MissingDependencyError(
                 f"Phone {self.serial} is not ready ({one_line(state.stderr or state.stdout, 200)}). Connect it, enable "
                 "USB debugging, allow this computer on its screen, and check: adb devices"
             )
-        if self._shell(f"test -x {shlex.quote(self.binary)}", check=False).returncode:
+        if self._shell(f"test -x {shlex.quote(self.binary)}", check=False).status:
             raise MissingDependencyError(
                 f"{self.binary} is missing on {self.serial}, or not executable. Push LiteRT's benchmark_model: "
                 f"adb -s {self.serial} push benchmark_model {self.binary} and adb shell chmod +x {self.binary}"
@@ -108,12 +113,15 @@ class Adb(Target):
             artefact = to_bytes(artefact, inputs) if self.convert is None else self.convert(artefact, inputs)
         name = hashlib.sha256(artefact).hexdigest()
         file = f"{_FOLDER}/{name}.tflite"
-        if self._hash(file) != name:
+        if self._hash(file) == name:
+            self._shell(f"touch {file}", check=False)  # the least recently used is deleted first
+        else:
             self._shell(f"mkdir -p {_FOLDER}")
+            self._make_room(len(artefact))
             with tempfile.TemporaryDirectory() as folder:
                 local = Path(folder) / f"{name}.tflite"
                 local.write_bytes(artefact)
-                self._adb("push", str(local), file)
+                self._adb("push", str(local), file, limit=60 + len(artefact) / 1e5)
             if self._hash(file) != name:
                 raise MeasurementError(f"{file} is incomplete on {self.serial}. Check the free space of /data there.")
 
@@ -148,7 +156,8 @@ class Adb(Target):
     @property
     def name(self) -> str:
         """The address, as `resolve` takes it."""
-        return f"adb:{self.serial}?runtime=litert&binary={self.binary}"
+        room = "" if self.room == _ROOM else f"&room={self.room}"
+        return f"adb:{self.serial}?runtime=litert&binary={quote(self.binary)}{room}"
 
     @property
     def title(self) -> str:
@@ -176,32 +185,51 @@ class Adb(Target):
         script = "; ".join(f"{command} 2>&1; echo {_MARK}" for command in commands)
         parts = self._shell(script, limit=60 + 10 * len(calls)).stdout.split(_MARK)[:-1]
         found = [re.findall(_AVERAGE, part) for part in parts]
-        if len(found) != len(calls) or not all(len(f) == 1 and float(f[0]) > 0 for f in found):
+        if len(found) != len(calls) or not all(len(f) == 1 for f in found):
             bad = next((p for p, f in zip(parts, found, strict=True) if len(f) != 1), "")
             raise MeasurementError(
                 f"benchmark_model on {self.serial} gave no time (output: {one_line(bad[-200:]) or 'none'}). Try the "
                 f"command on the phone: {commands[0]}"
             )
-        return [np.asarray([float(f[0]) * 1e-6]) for f in found]
+        return [checked_seconds([1e-6 * float(f[0])], 1, f"benchmark_model on {self.serial}") for f in found]
+
+    def _make_room(self, needed: int) -> None:
+        """Delete the least recently used files until ``needed`` bytes fit, and all that were not used for 30 days."""
+        listed = self._shell(f'cd {_FOLDER} && stat -c "%Y %s %n" *.tflite', check=False).stdout
+        found = sorted((int(m[1]), int(m[2]), m[3]) for m in map(_FILE.fullmatch, listed.splitlines()) if m)
+        keep = {Path(file).name for file in self._files.values()}
+        total, delete = sum(size for _, size, _ in found) + needed, list[str]()
+        for used, size, name in found:
+            if name not in keep and (total > self.room * 10**6 or used < time.time() - _UNUSED):
+                delete.append(name)
+                total -= size
+        for i in range(0, len(delete), _STEPS):
+            self._shell(f"cd {_FOLDER} && rm -f {' '.join(delete[i : i + _STEPS])}")
+        if total > self.room * 10**6:
+            raise MeasurementError(
+                f"The networks in use on {self.serial} need {total / 1e6:.0f} MB; {self.room} MB are allowed. Allow "
+                f"more with &room={math.ceil(total / 1e6)} in the address."
+            )
 
     def _hash(self, file: str) -> str | None:
         found = re.match(r"([0-9a-f]{64})\b", self._shell(f"sha256sum {shlex.quote(file)}", check=False).stdout)
         return found[1] if found else None
 
-    def _shell(self, script: str, *, check: bool = True, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def _shell(self, script: str, *, check: bool = True, limit: float = 60.0) -> Output:
         return self._adb("shell", script, check=check, limit=limit)
 
-    def _adb(self, *words: str, check: bool = True, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
-        command = ["adb", "-s", self.serial, *words]
+    def _adb(self, *words: str, check: bool = True, limit: float = 60.0) -> Output:
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=limit, stdin=subprocess.DEVNULL
-            )
-        except subprocess.TimeoutExpired as error:
+            done = run_bounded(["adb", "-s", self.serial, *words], limit=limit)
+        except StalledError as error:
             raise MeasurementError(
                 f"Phone {self.serial} did not answer for {limit:.0f} s. Check: adb devices"
             ) from error
-        if check and done.returncode:
+        except FloodError as error:
+            raise MeasurementError(f"Phone {self.serial} sent an invalid answer: {error}.") from error
+        except OSError as error:
+            raise MissingDependencyError(f"Cannot run adb: {one_line(error)}.") from error
+        if check and done.status:
             raise MeasurementError(
                 f"adb {words[0]} failed on {self.serial} ({one_line(done.stderr or done.stdout, 200)}). Check adb "
                 "devices, and the free space of /data."
@@ -209,8 +237,8 @@ class Adb(Target):
         return done
 
 
-def _parse(text: str) -> tuple[str, str]:
-    """Return the serial and the path of the binary in an address."""
+def _parse(text: str) -> tuple[str, str, int]:
+    """Return the serial, the path of the binary and the room for files in an address."""
     address, _, query = text.partition("?")
     serial = address.removeprefix("adb:")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", serial):
@@ -219,8 +247,11 @@ def _parse(text: str) -> tuple[str, str]:
         given = dict(parse_qsl(query, strict_parsing=bool(query)))
     except ValueError as error:
         raise ProfileError(f"The address of a phone must be {_FORM}; got {text!r}.") from error
-    if unknown := set(given) - {"runtime", "binary"}:
-        raise ProfileError(f"The options of a phone are runtime and binary; got {', '.join(sorted(unknown))}.")
+    if unknown := set(given) - {"runtime", "binary", "room"}:
+        raise ProfileError(f"The options of a phone are runtime, binary and room; got {', '.join(sorted(unknown))}.")
     if given.get("runtime", "litert") != "litert":
         raise ProfileError(f"A phone supports runtime=litert only; got {given['runtime']!r}.")
-    return serial, given.get("binary", "/data/local/tmp/benchmark_model")
+    room = given.get("room", str(_ROOM))
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", room):
+        raise ProfileError(f"`room` must be a whole number of megabytes; got {room!r}.")
+    return serial, given.get("binary", "/data/local/tmp/benchmark_model"), int(room)

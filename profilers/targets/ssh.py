@@ -1,13 +1,14 @@
 """A board over ssh, timed on the board.
 
-The address is ``ssh://[user@]host[:port][?runtime=onnxruntime&python=PATH&...]``. The connection uses the system's ssh
-client, and so the user's configuration, keys, agents and jump hosts. Host keys are always checked. See
-docs/guide/boards.md.
+The address is ``ssh://[user@]host[:port][?runtime=onnxruntime&python=PATH&...]``; an IPv6 address is in brackets. The
+connection uses the system's ssh client, and so the user's configuration, keys, agents and jump hosts. Host keys are
+always checked. See docs/guide/boards.md.
 """
 
 from __future__ import annotations
 
 import atexit
+import ipaddress
 import os
 import re
 import shlex
@@ -34,6 +35,7 @@ _PARAMETERS = {
     "patience": "60",
     "room": "2048",
 }
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Address:
     """The address of a board.
 
     Attributes:
-        host: Host name.
+        host: Host name, or an IP address; IPv6 without brackets.
         user: User name; empty for ssh's default.
         port: Port; None for ssh's default.
         device: "cpu" or "cuda".
@@ -74,8 +76,9 @@ class Address:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:
             raise ProfileError(f"The address of a board must be {_FORM}; got {text!r} ({error}).") from error
+        host = host.replace("%25", "%")  # before the zone of an IPv6 address, as RFC 6874 writes it
         # Both become arguments of ssh, which must not take them for an option or a command.
-        if parts.scheme != "ssh" or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*", host):
+        if parts.scheme != "ssh" or not (_NAME.fullmatch(host) or _is_ipv6(host)):
             raise ProfileError(f"The address of a board must be {_FORM}; got {text!r}.")
         if not re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)?", user):
             raise ProfileError(f"The user name of a board may contain letters, digits and _.-; got {user!r}.")
@@ -95,7 +98,9 @@ class Address:
             raise ProfileError(f"A board supports runtime=onnxruntime only; got {options['runtime']!r}.")
         if options["device"] not in ("cpu", "cuda"):
             raise ProfileError(f"A board supports device=cpu or device=cuda; got {options['device']!r}.")
-        if not re.fullmatch(r"\d+(\.\d+)?", options["patience"]) or not re.fullmatch(r"[1-9]\d*", options["room"]):
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", options["patience"]) or not re.fullmatch(
+            r"[1-9][0-9]{0,8}", options["room"]
+        ):
             raise ProfileError(
                 "`patience` must be a number of seconds and `room` a whole number of megabytes; got "
                 f"{options['patience']!r} and {options['room']!r}."
@@ -151,11 +156,23 @@ class Address:
             "ForwardX11=no",
             "PermitLocalCommand=no",
             "RemoteCommand=none",
+            "ControlMaster=no",  # over a shared connection, none of these options would apply
+            "ControlPath=none",
         ):
             words += ["-o", option]
         words += ["-p", str(self.port)] if self.port else []
         words += ["-l", self.user] if self.user else []
         return [*words, "--", self.host, f"exec {_remote(self.python)} -c {shlex.quote(BOOTSTRAP)}"]
+
+
+def _is_ipv6(host: str) -> bool:
+    """Return whether this is an IPv6 address, with a plain zone (%eth0) or none."""
+    address, percent, zone = host.partition("%")
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return not percent or _NAME.fullmatch(zone) is not None
 
 
 def _remote(path: str) -> str:

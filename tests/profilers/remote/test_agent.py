@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Iterator
@@ -95,9 +96,40 @@ def test_links_and_folders_of_others_are_refused(tmp_path: Path) -> None:
     with refused("folder"):
         kept.put(name, 0, b"network")
     assert victim.read_text() == ""
+    (tmp_path / "artefacts" / "lock").symlink_to(victim)
+    with refused("folder"):
+        agent.Agent(io.BytesIO(), io.BytesIO())._take(kept.folder, "ours", patience=0.1)
+    assert victim.read_text() == ""
     os.chmod(kept.folder, 0o777)
     with refused("folder"):
         artefacts(tmp_path)
+
+
+def test_user_without_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> Any:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    board = agent.Agent(io.BytesIO(), io.BytesIO())
+    for folder in (None, "~/mine"):
+        with refused("folder"):
+            board.hello({"op": "hello", "session": "ours", "idle": 60, "folder": folder, "room": 1})
+    assert not list(tmp_path.iterdir()), "no folder is named ~"
+
+
+def test_artefacts_have_a_limit_and_an_age(tmp_path: Path) -> None:
+    kept = artefacts(tmp_path, room=25)
+    first, second = (hashlib.sha256(bytes([i]) * 20).hexdigest() for i in range(2))
+    with refused("disk"):
+        kept.announce({first: 20, second: 20})  # no room for both
+    kept.announce({first: 20})
+    kept.put(first, 0, bytes([0]) * 20)
+    assert os.listdir(artefacts(tmp_path).folder) == [first]
+    os.utime(os.path.join(kept.folder, first), (1, 1))
+    assert os.listdir(artefacts(tmp_path).folder) == [], "what nobody used for a month is deleted"
 
 
 def test_oldest_artefacts_are_deleted_and_a_full_disk_is_refused(
@@ -120,7 +152,7 @@ def test_oldest_artefacts_are_deleted_and_a_full_disk_is_refused(
 
 def test_invalid_requests_are_refused() -> None:
     source = io.BytesIO()
-    requests: list[dict[str, Any]] = [{"op": "announce", "artefacts": {}}, {"op": "fly"}, {"op": "hello"}, {}]
+    requests: list[dict[str, Any]] = [{"op": "announce", "artefacts": {}}, {"op": "fly"}, {"op": "hello"}, {"id": 7}]
     for request in requests:
         agent.write_frame(source, request)
     source.seek(0)
@@ -131,6 +163,7 @@ def test_invalid_requests_are_refused() -> None:
     sink.seek(len(agent.BANNER))
     replies = [agent.read_frame(sink) for _ in requests]
     assert all(r is not None and r[0]["refused"] == "protocol" for r in replies)
+    assert [r and r[0]["id"] for r in replies] == [None, None, None, 7], "a reply names its request"
     assert agent.read_frame(sink) is None
 
 
@@ -175,6 +208,12 @@ def test_invalid_bytes_are_no_frame(data: bytes) -> None:
     except ValueError:
         return
     assert found is None or isinstance(found[0], dict)
+
+
+def test_deep_header_is_no_frame() -> None:
+    text = b"[" * 500_000
+    with pytest.raises(ValueError, match="nested"):
+        agent.read_frame(io.BytesIO(agent.LENGTHS.pack(len(text), 0) + text))
 
 
 def test_agent_is_one_file_for_python_3_8() -> None:

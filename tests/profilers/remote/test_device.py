@@ -51,8 +51,8 @@ def test_upload_continues_after_a_lost_connection(
     offsets: list[int] = []
     exchange = Channel.exchange
 
-    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
-        found = exchange(self, header, payload, limit)
+    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
+        found = exchange(self, header, payload, limit, most)
         if header["op"] == "put" and len(payload) == 2**18:
             offsets.append(header["offset"])
             if len(offsets) == 3:
@@ -105,10 +105,10 @@ def test_request_that_kills_the_agent_is_given_up(
 ) -> None:
     exchange = Channel.exchange
 
-    def fatal(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+    def fatal(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
         if header["op"] == "outputs":
             os.kill(agent_pid(tmp_path / "board"), signal.SIGKILL)
-        return exchange(self, header, payload, limit)
+        return exchange(self, header, payload, limit, most)
 
     monkeypatch.setattr(Channel, "exchange", fatal)
     loaded = loaded_on(local(), 4)
@@ -122,11 +122,11 @@ def test_unloaded_networks_are_loaded_again(
     answers: list[str] = []
     exchange = Channel.exchange
 
-    def forgetful(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+    def forgetful(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
         if header["op"] == "sequence" and not answers:
             answers.append("not loaded")
             exchange(self, {"op": "state", "release": [h for h, _ in header["steps"]]})
-        return exchange(self, header, payload, limit)
+        return exchange(self, header, payload, limit, most)
 
     monkeypatch.setattr(Channel, "exchange", forgetful)
     found = local()
@@ -150,8 +150,8 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], float]]:
     seen: list[tuple[list[Any], float]] = []
     exchange = Channel.exchange
 
-    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
-        reply, data = exchange(self, header, payload, limit)
+    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
+        reply, data = exchange(self, header, payload, limit, most)
         if header["op"] == "sequence":
             seen.append((header["steps"], limit))
             data = np.concatenate([np.full(runs, float(handle)) for handle, runs in header["steps"]]).tobytes()
@@ -191,7 +191,7 @@ def test_board_with_little_memory_runs_fewer_networks_at_once(
     exchange = Channel.exchange
     there: list[int] = []
 
-    def small(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+    def small(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
         """Pass requests on, and unload networks as an agent with memory for three would."""
         for handle in header.get("keep", ()):
             if handle in there:
@@ -199,7 +199,9 @@ def test_board_with_little_memory_runs_fewer_networks_at_once(
         evicted = []
         while header["op"] == "load" and len(there) >= room.networks:
             evicted.append(there.pop(0))
-        reply, data = exchange(self, {**header, "release": [*header.get("release", ()), *evicted]}, payload, limit)
+        reply, data = exchange(
+            self, {**header, "release": [*header.get("release", ()), *evicted]}, payload, limit, most
+        )
         if header["op"] == "load":
             there.append(header["handle"])
             reply["evicted"] = evicted
@@ -215,6 +217,111 @@ def test_board_with_little_memory_runs_fewer_networks_at_once(
     room.networks, requests[:] = 1, []
     assert [len(s) for s in found.sequence(steps)] == [1, 2, 3, 4, 5]
     assert [len(request) for request, _ in requests] == [1] * 5
+
+
+class Liar:
+    """A channel whose answers are scripted: by operation, what replaces fields of a correct answer."""
+
+    def __init__(self, lies: dict[str, Any], data: bytes | None = None) -> None:
+        self.lies, self.data, self.opened = lies, data, 0
+
+    def __call__(self, command: Any, limit: float) -> Liar:
+        self.opened += 1
+        return self
+
+    def exchange(self, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
+        operation, data = header["op"], b""
+        honest: dict[str, Any] = {
+            "hello": {"environment": {"cpu": "A72"}, "providers": ["CPUExecutionProvider"]},
+            "state": {"state": {"time": 1.0, "load1": 0.5}, "busiest": "top"},
+            "announce": {"have": dict.fromkeys(header.get("artefacts", ()), 0)},
+            "put": {"have": header.get("offset", 0) + len(payload)},
+            "load": {"evicted": []},
+            "sequence": {},
+            "outputs": {"specs": [["float32", [1, 2]]]},
+        }[operation]
+        if operation == "sequence":
+            data = np.full(sum(runs for _, runs in header["steps"]), 1e-3).tobytes()
+        if operation == "outputs":
+            data = np.ones((1, 2), np.float32).tobytes()
+        if operation in self.lies and self.data is not None:
+            data = self.data
+        if isinstance(lie := self.lies.get(operation, {}), Exception):
+            raise lie
+        return {**honest, **lie}, data
+
+    def close(self) -> None:
+        pass
+
+
+def use_all(found: AgentDevice) -> None:
+    """Make every kind of request."""
+    assert found.environment["cpu"] == "A72"
+    assert found.providers == ("CPUExecutionProvider",)
+    assert found.state() == {"time": 1.0, "load1": 0.5}
+    assert found.busiest_process() == "top"
+    loaded = found.load(b"network", [np.ones((1, 2), np.float32)], 1, "cpu")
+    assert loaded.run(3).tolist() == [1e-3] * 3
+    assert loaded.outputs is not None
+    assert loaded.outputs()[0].tolist() == [[1.0, 1.0]]
+
+
+def lied_to(monkeypatch: pytest.MonkeyPatch, local: Callable[..., AgentDevice], liar: Liar) -> AgentDevice:
+    monkeypatch.setattr(board, "Channel", liar)
+    return local()
+
+
+def test_honest_answers_are_accepted(local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    use_all(lied_to(monkeypatch, local, Liar({})))
+
+
+WRONG: list[tuple[str, str, Any]] = [
+    ("hello", "environment", [None, [], "x", {"cpu": 1}, {"cpu": ["x"]}]),
+    ("hello", "providers", [None, {}, "CPU", [1], ["x"] * 100]),
+    ("state", "state", [None, [], 1, {"load1": "x"}, {"time": True}, {"celsius": [1]}]),
+    ("state", "busiest", [None, 1, ["x"]]),
+    ("announce", "have", [None, 1, [], {}]),
+    ("put", "have", [None, "7", 0, 10**9, True]),
+    ("load", "evicted", [None, 1, "x", ["x"], [[1]], [True]]),
+    (
+        "outputs",
+        "specs",
+        [None, {}, [1], [[]], [["float32"]], [["float32", 2]], [["object", [1]]], [[["float32"], [2]]],
+         [["float32", [-1]]], [["float32", [1.0, 2]]], [["float32", [3]]], [["float32", [1]]], [["float32", [1] * 99]],
+         [["float32", [0, 10**18]]], [["float32", [2**62, 4]]], []],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "field", "value"), [(o, f, v) for o, f, values in WRONG for v in values])
+def test_answers_of_wrong_types_are_errors(
+    operation: str, field: str, value: Any, local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MeasurementError, match="sent an invalid answer"):
+        use_all(lied_to(monkeypatch, local, Liar({operation: {field: value}})))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 0.0, 1e-300, 1e9])
+def test_absurd_times_are_errors(
+    bad: float, local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MeasurementError, match=r"a board sent an invalid answer: a run must take from 1e-09 s"):
+        use_all(lied_to(monkeypatch, local, Liar({"sequence": {}}, np.asarray([1e-3, bad, 1e-3]).tobytes())))
+    with pytest.raises(MeasurementError, match="8 bytes for 3 runs"):
+        use_all(lied_to(monkeypatch, local, Liar({"sequence": {}}, np.ones(1).tobytes())))
+
+
+@pytest.mark.parametrize(
+    "lost", [LostError(None, "no answer for 9 s", late=True), LostError(None, "invalid answer: x")]
+)
+@pytest.mark.parametrize("operation", ["state", "announce", "put", "load", "sequence", "outputs"])
+def test_board_that_hangs_or_lies_is_not_asked_again(
+    operation: str, lost: LostError, local: Callable[..., AgentDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = Liar({operation: lost})
+    with pytest.raises(MeasurementError, match=r"a board did not answer a request properly \((no|invalid) answer"):
+        use_all(lied_to(monkeypatch, local, liar))
+    assert liar.opened == 1
 
 
 def test_text_from_the_board_has_no_control_characters() -> None:

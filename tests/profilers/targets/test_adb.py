@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,13 @@ from profilers.targets.adb import Adb
 
 # The phone is a folder; times depend on the size of the file and on the threads, so that the truth is known.
 FAKE = """#!{python} -SE
-import hashlib, os, re, shlex, shutil, sys
+import hashlib, os, re, shlex, shutil, sys, time
 root = {root!r}
 words = sys.argv[1:]
+if os.path.exists(os.path.join(root, "hangs")):
+    time.sleep(600)
+while os.path.exists(os.path.join(root, "floods")):
+    os.write(1, b"x" * 65536)
 open(os.path.join(root, "log"), "a").write(shlex.join(words) + "\\n")
 assert words[:2] == ["-s", "PHONE1"], words
 where = lambda path: os.path.join(root, path.lstrip("/"))
@@ -45,6 +51,15 @@ elif words[2] == "shell":
             sys.exit(0 if os.path.exists(where(parts[2])) else 1)
         elif parts[0] == "mkdir":
             os.makedirs(where(parts[2]), exist_ok=True)
+        elif parts[0] == "touch":
+            os.utime(where(parts[1]))
+        elif parts[0] == "cd":
+            folder = where(parts[1])
+            for name in sorted(os.listdir(folder)) if parts[3] == "stat" else ():
+                about = os.stat(os.path.join(folder, name))
+                print(int(about.st_mtime), about.st_size, name)
+            for name in parts[5:] if parts[3] == "rm" else ():
+                os.unlink(os.path.join(folder, name))
         elif parts[0] == "sha256sum":
             if not os.path.exists(where(parts[1])):
                 sys.exit("sha256sum: no such file")
@@ -62,7 +77,7 @@ elif words[2] == "shell":
                 us = 1e4 * len(data) / int(flags["num_threads"])
                 print("INFO: count=%s avg=1" % flags["warmup_runs"])
                 print("INFO: Inference timings in us: Init: 5685, First inference: 18535, Warmup (avg): 14462.3, "
-                      "Inference (avg): %g" % us)
+                      "Inference (avg): %s" % (data[4:].decode() if data[:4] == b"say " else "%g" % us))
         else:
             sys.exit(127)
 """
@@ -159,7 +174,71 @@ def test_errors_name_the_remedy(phone: Path, monkeypatch: pytest.MonkeyPatch) ->
         target().check()
 
 
-@pytest.mark.parametrize("address", ["adb:", "adb:-d", "adb:a b", "adb:X?runtime=torch", "adb:X?shell=sh", "adb:X?y"])
+@pytest.mark.parametrize("said", ["1e999", "1.2.3", ".", "-5", "nan", "inf", "0", "1e-300", "1e30", "", "5x", "1e"])
+def test_invalid_times_are_errors(phone: Path, said: str) -> None:
+    found = target()
+    loaded = found.load(f"say {said}".encode(), ())
+    with pytest.raises(MeasurementError, match=r"benchmark_model on PHONE1 (gave no time|sent an invalid answer)"):
+        found.sequence([(loaded, 1)])
+
+
+@pytest.mark.parametrize("said", ["12", "12.5", "1.2e+4", "3e2"])
+def test_times_of_benchmark_model_are_read(phone: Path, said: str) -> None:
+    assert target().load(f"say {said}".encode(), ()).run(1) == pytest.approx([1e-6 * float(said)])
+
+
+def test_phone_that_hangs_or_floods_is_an_error(phone: Path) -> None:
+    found = target()
+    (phone / "hangs").touch()
+    with pytest.raises(MeasurementError, match="did not answer for 0 s"):
+        found._shell("test -x x", limit=0.3)
+    (phone / "hangs").unlink()
+    (phone / "floods").touch()
+    with pytest.raises(MeasurementError, match="printed more than"):
+        found.load(b"network", ())
+
+
+def test_files_on_the_phone_have_a_limit_and_an_age(phone: Path) -> None:
+    folder = phone / "data/local/tmp/dsa_hw"
+    found = Adb("adb:PHONE1?room=1", convert=convert)
+    assert found.name.endswith("&room=1")
+    sizes = {i: bytes([i]) * 400_000 for i in range(4)}
+    names = {i: f"{hashlib.sha256(data).hexdigest()}.tflite" for i, data in sizes.items()}
+
+    def there() -> set[int]:
+        return {i for i, name in names.items() if (folder / name).exists()}
+
+    kept = found.load(sizes[0], ())
+    found.load(sizes[1], ())
+    now = time.time()
+    os.utime(folder / names[0], (now - 200, now - 200))
+    os.utime(folder / names[1], (now - 100, now - 100))
+    (folder / "other.txt").touch()
+    other = found.load(sizes[2], ())
+    assert there() == {0, 2}, "the least recently used that is not needed is deleted"
+    with pytest.raises(MeasurementError, match="1 MB are allowed"):
+        found.load(sizes[3], ())
+    del kept, other
+    for i in (0, 2):
+        os.utime(folder / names[i], (1, 1))
+    found.load(b"small", ())
+    assert there() == set(), "what was not used for a month is deleted"
+    assert (folder / "other.txt").exists(), "other files are not touched"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "adb:X?room=0",
+        "adb:X?room=many",
+        "adb:",
+        "adb:-d",
+        "adb:a b",
+        "adb:X?runtime=torch",
+        "adb:X?shell=sh",
+        "adb:X?y",
+    ],
+)
 def test_invalid_addresses_are_errors(address: str) -> None:
     with pytest.raises(ProfileError):
         Adb(address)

@@ -51,9 +51,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    try:
+        with socket.socket(socket.AF_INET6) as free:
+            free.bind(("::1", port))
+        ipv6 = True
+    except OSError:
+        ipv6 = False
     (folder / "authorized").write_text((folder / "user.pub").read_text())
     (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        ("ListenAddress ::1\n" if ipv6 else "")
+        + f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
         "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\n"
     )
     if os.geteuid() == 0:
@@ -66,7 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     assert eventually(listens), (folder / "log").read_text()
-    yield SimpleNamespace(folder=folder, port=port, pid=process.pid)
+    yield SimpleNamespace(folder=folder, port=port, pid=process.pid, ipv6=ipv6)
     process.terminate()
     process.wait(10)
     log.close()
@@ -78,7 +85,9 @@ def place(server: SimpleNamespace, tmp_path: Path) -> Iterator[SimpleNamespace]:
     cache = tmp_path / "board"
 
     def address(python: str = sys.executable, **changes: str) -> str:
-        known = f"[127.0.0.1]:{server.port} {(server.folder / changes.pop('known', 'host.pub')).read_text()}"
+        host = changes.pop("host", "127.0.0.1")
+        key = (server.folder / changes.pop("known", "host.pub")).read_text()
+        known = f"[{host.strip('[]')}]:{server.port} {key}"
         (tmp_path / "known").write_text(known if changes.pop("known_at_all", "yes") == "yes" else "")
         options = {
             "Port": str(server.port),
@@ -92,7 +101,7 @@ def place(server: SimpleNamespace, tmp_path: Path) -> Iterator[SimpleNamespace]:
         config = tmp_path / "config"
         config.write_text("Host *\n" + "".join(f"  {k} {v}\n" for k, v in options.items()))
         more = "".join(f"&{k}={v}" for k, v in changes.items())
-        return f"ssh://127.0.0.1?runtime=onnxruntime&config={config}&cache={cache}&python={python}{more}"
+        return f"ssh://{host}?runtime=onnxruntime&config={config}&cache={cache}&python={python}{more}"
 
     yield SimpleNamespace(address=address, cache=cache, config=tmp_path / "config", server=server)
     ssh._close()
@@ -127,7 +136,7 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
         rounds.append(sum(len(seconds) for seconds in found))
         return found
 
-    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0) -> Any:
+    def spying(self: Channel, header: Any, payload: bytes = b"", limit: float = 60.0, most: int = 0) -> Any:
         if header["op"] == "put":
             puts.append((header["artefact"], header["offset"]))
         # In the middle of a request, so that an answer is lost.
@@ -135,7 +144,7 @@ def test_profile_survives_a_killed_connection_and_a_killed_agent(
             victim = children(place.server.pid)[0] if not killed else agent_pid(place.cache)
             killed.append("connection" if not killed else "agent")
             os.kill(victim, signal.SIGKILL)
-        return exchange(self, header, payload, limit)
+        return exchange(self, header, payload, limit, most)
 
     monkeypatch.setattr(AgentDevice, "sequence", counting)
     monkeypatch.setattr(Channel, "exchange", spying)
@@ -206,6 +215,29 @@ def test_keys_are_checked_on_both_sides(place: SimpleNamespace, capsys: pytest.C
 
 
 @needs_sshd
+def test_shared_connection_of_the_user_is_not_used(place: SimpleNamespace, tmp_path: Path) -> None:
+    """It could have been made with other options, for example without a check of the host key."""
+    control = tmp_path / "control"
+    target = resolve(place.address(ControlMaster="auto", ControlPath=str(control), ControlPersist="30"))
+    assert isinstance(target, Ssh)
+    assert target.board.state()
+    assert not control.exists()
+    command = ["ssh", "-G", *target.address.command[1:-1]]
+    used = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "controlmaster false" in used
+    assert not [line for line in used if line.startswith("controlpath") and "none" not in line]
+
+
+@needs_sshd
+def test_address_may_be_ipv6(place: SimpleNamespace) -> None:
+    if not place.server.ipv6:
+        pytest.skip("this computer has no IPv6 loopback")
+    target = resolve(place.address(host="[::1]"))
+    assert target.title == "onnxruntime/ssh://[::1] fp32 x1"
+    assert resolve(target.name).name == target.name
+
+
+@needs_sshd
 def test_lost_board_is_an_error_after_the_patience(place: SimpleNamespace) -> None:
     target = resolve(place.address(patience="0.5"))
     chain = (Layer(4, 4),)
@@ -244,9 +276,14 @@ def test_address_is_parsed_and_written() -> None:
     assert found.command[-2] == "raspberrypi"
     assert found.command[-1].startswith('exec "$HOME"/venv/bin/python -c ')
     assert Address.parse(found.url) == found
-    assert Address.parse("ssh://pi@[fe80::1]:22").title == "ssh://pi@[fe80::1]:22"
+    for literal, host in (("[::1]", "::1"), ("pi@[fe80::1]:22", "fe80::1"), ("[fe80::1%25eth0]", "fe80::1%eth0")):
+        board = Address.parse(f"ssh://{literal}")
+        assert (board.host, board.command[-2]) == (host, host)
+        assert board.title == f"ssh://{literal}".replace("%25", "%")
+        assert Address.parse(board.url) == board
     options = [found.command[i + 1] for i, word in enumerate(found.command) if word == "-o"]
     assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "ForwardAgent=no"} <= set(options)
+    assert {"ControlPath=none", "ControlMaster=no"} <= set(options)
     quoted = Address.parse("ssh://host?python=a%20b;reboot").command[-1]
     assert quoted.startswith("exec 'a b;reboot' -c ")
 
@@ -258,6 +295,12 @@ def test_address_is_parsed_and_written() -> None:
         "ssh://-oProxyCommand=reboot",
         "ssh://-l@host",
         "ssh://host;reboot",
+        "ssh://::1",
+        "ssh://[::1",
+        "ssh://[12345::1]",
+        "ssh://[fe80::1%25-eth0]",
+        "ssh://[fe80::1%25a;reboot]",
+        "ssh://[1.2.3.4]",
         "ssh://user:password@host",
         "ssh://host/path",
         "ssh://host:port",
@@ -267,6 +310,8 @@ def test_address_is_parsed_and_written() -> None:
         "ssh://host?config=/nowhere/at/all",
         "ssh://host?patience=long",
         "ssh://host?room=0",
+        "ssh://host?room=٣",
+        f"ssh://host?patience={'9' * 400}",
         "ssh:host",
     ],
 )
