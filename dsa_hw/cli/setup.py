@@ -1,27 +1,35 @@
-"""``dsa-hw setup``: make an environment for packages that conflict with those of this project."""
+"""``dsa-hw setup``: make an environment for packages that conflict with those of this project.
+
+All packages but torch are installed from a lock file with hashes, profilers/litert/requirements.txt, as wheels: nothing
+is built. torch must have the version of this environment, and its builds (CPU, CUDA) are different files, so that it
+cannot be in the lock file; pip installs it from the index that it is configured with.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dsa_hw.cli.options import add_command
-from dsa_hw.errors import DsaError, MissingDependencyError
+from dsa_hw.errors import MissingDependencyError
 
 __all__ = ["add", "run"]
 
 _EXAMPLES = """Examples:
   dsa-hw setup ethos-u
-  dsa-hw setup ethos-u --constraints constraints.txt
+  dsa-hw setup ethos-u --again
 
-The settings of pip apply (PIP_INDEX_URL, PIP_CONSTRAINT, pip.conf). The
-environment gets the version of torch that is installed here; for its CPU-only
-build set PIP_EXTRA_INDEX_URL as pytorch.org describes. The environment is in
-the cache folder, which DSA_HW_CACHE changes.
+Packages are installed from a lock file with SHA-256 hashes, wheels only. The
+settings of pip apply (PIP_INDEX_URL, pip.conf). The environment gets the version
+of torch that is installed here; for its CPU-only build set PIP_EXTRA_INDEX_URL
+as pytorch.org describes. The environment is in the cache folder, which
+DSA_HW_CACHE changes.
 """
 
 
@@ -37,7 +45,6 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("what", choices=("ethos-u", "litert"), help="both names stand for the same environment")
-    parser.add_argument("--constraints", type=Path, metavar="FILE", help="versions for pip (its option -c)")
     parser.add_argument("--again", action="store_true", help="remove an existing environment first")
 
 
@@ -45,11 +52,9 @@ def run(options: argparse.Namespace) -> int:
     """Create the environment and start it once."""
     import torch
 
-    from profilers.litert.client import PACKAGES, Worker, environment_folder, python_of, versions
+    from profilers.litert.client import Worker, environment_folder, python_of, versions
 
     folder = environment_folder()
-    if options.constraints and not options.constraints.is_file():
-        raise DsaError(f"--constraints names no such file: {str(options.constraints)!r}.")
     if options.again:
         shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -57,21 +62,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"Environment already exists at {folder}. Use --again to recreate it.")
     except MissingDependencyError:
         # Networks are passed as archives of torch.export, so both environments need the same torch.
-        packages = [f"torch=={torch.__version__.partition('+')[0]}", *PACKAGES]
-        print(f"Creating {folder} with {', '.join(packages)}. This takes some minutes and about 2 GB.", flush=True)
+        version = torch.__version__.partition("+")[0]
+        print(f"Creating {folder} with torch {version}. This takes some minutes and about 2 GB.", flush=True)
         _call([sys.executable, "-m", "venv", str(folder)], "Cannot create an environment")
-        install = [
-            str(python_of(folder)),
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--progress-bar",
-            "on",
-        ]
-        if options.constraints:
-            install += ["-c", str(options.constraints)]
-        _call([*install, *packages], "Cannot install the packages")
+        _install(python_of(folder), version)
         found = versions()
     worker = Worker()
     try:
@@ -81,6 +75,18 @@ def run(options: argparse.Namespace) -> int:
     print("ready: " + ", ".join(f"{name} {version}" for name, version in found.items()))
     print("next: dsa-hw profile --model mobilenet_v2 --input 1x3x96x96 --device ethos-u55-128")
     return 0
+
+
+def _install(python: Path, torch_version: str) -> None:
+    """Install the lock file, and torch without changing what is locked."""
+    install = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--only-binary", ":all:"]
+    with resources.as_file(resources.files("profilers.litert") / "requirements.txt") as lock:
+        _call([*install, "--require-hashes", "--no-deps", "-r", str(lock)], "Cannot install the locked packages")
+        # A constraint with a hash would demand one for torch.
+        locked = re.findall(r"^([\w.-]+==[^\\\n]+?) *\\?$", lock.read_text(), re.M)
+    constraints = python.parent.parent / "constraints.txt"
+    constraints.write_text("".join(f"{requirement}\n" for requirement in locked))
+    _call([*install, "-c", str(constraints), f"torch=={torch_version}"], "Cannot install torch")
 
 
 def _call(command: list[str], wrong: str) -> None:

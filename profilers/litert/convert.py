@@ -21,7 +21,7 @@ from dsa_hw.channels.trace import copy_sharing_tensors
 from dsa_hw.errors import ModelError, ProfileError, TraceError
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.text import one_line
-from profilers.litert.client import Worker
+from profilers.litert.client import Worker, invalid_answer
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
@@ -65,7 +65,9 @@ def convert(worker: Worker, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[
         answer = worker.ask("convert", program=program.name, model=path.name, shapes=[list(x.shape) for x in inputs])
     finally:
         program.unlink(missing_ok=True)
-    return TfliteFile(worker, path), str(answer["narrows"])
+    if not isinstance(answer.get("narrows"), str) or not path.is_file():
+        raise invalid_answer("convert", one_line(repr(answer), 80))
+    return TfliteFile(worker, path), one_line(answer["narrows"])
 
 
 def to_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
@@ -99,7 +101,7 @@ class ConvertedNetwork:
         self.groups = groups
         self._worker = worker
         self._file, self._reason = convert(worker, model, inputs)
-        weakref.finalize(self, _forget, worker, self._file.name)
+        weakref.finalize(self, worker.forget, self._file.name)
 
     def make(self, kept: Sequence[Ints]) -> TfliteFile:
         """Return the LiteRT file of the configuration that keeps ``kept``.
@@ -120,11 +122,6 @@ class ConvertedNetwork:
         except ModelError as error:
             raise ProfileError(f"Cannot narrow the converted network: {error}.") from error
         return TfliteFile(self._worker, path)
-
-
-def _forget(worker: Worker, name: str) -> None:
-    if worker.pid is not None:
-        worker.ask("forget", model=name)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
-from profilers.litert.client import Worker, versions
+from dsa_hw.utils.text import one_line
+from profilers.litert.client import Worker, invalid_answer, versions
 from profilers.litert.convert import ConvertedNetwork, TfliteFile, arrays_of, convert
+from profilers.networks.seconds import checked_seconds
 from profilers.targets.base import Loaded, Target, register
 from profilers.targets.litert import outputs
 
@@ -112,23 +114,29 @@ class EthosU(Target):
         return Loaded.exact(found["seconds"], floats)
 
     def estimate(self, file: TfliteFile, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """Return Vela's estimate; see `profilers.litert.worker.vela.parse`."""
+        """Return Vela's estimate; see `profilers.litert.worker.vela.parse`.
+
+        Raises:
+            ModelError: Vela cannot compile the network.
+            MeasurementError: An operation would run on the CPU, or the answer of the worker is invalid.
+        """
         path = self.worker.path(".int8.tflite")
         config = self.config if self.config == _CONFIG else str(Path(self.config).resolve())
-        system = {"system": self.system, "memory": self.memory, "config": config}
+        system: dict[str, Any] = {"system": self.system, "memory": self.memory, "config": config}
         try:
             with arrays_of(self.worker, inputs) as arrays:
                 self.worker.ask("quantise", model=file.name, to=path.name, inputs=arrays)
-            found = self.worker.ask("vela", model=path.name, accelerator=self.accelerator, **system)
+            found = _checked(self.worker.ask("vela", model=path.name, accelerator=self.accelerator, **system))
         finally:
             path.unlink(missing_ok=True)
         if found["on_cpu"]:
-            kinds = ", ".join(sorted(set(found["on_cpu"])))
-            why = "; ".join(dict.fromkeys(found["reasons"]))[:200] or "no reason given"
+            kinds = one_line(", ".join(sorted(set(found["on_cpu"]))), 200)
+            why = one_line("; ".join(dict.fromkeys(found["reasons"])), 200) or "no reason given"
             raise MeasurementError(
                 f"{self.accelerator} cannot run {len(found['on_cpu'])} operation(s) of this network ({kinds}: {why}). "
                 "They would run on the CPU, for which Vela gives no time. Replace them (docs/guide/ethos-u.md)."
             )
+        checked_seconds([found["seconds"]], 1, "Vela")
         return found
 
     def known_grid(self) -> int | None:
@@ -137,6 +145,19 @@ class EthosU(Target):
         Cycles jump after these multiples (docs/guide/ethos-u.md).
         """
         return 16 if "-u85-" in self.accelerator else 8
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """Check what is used of an estimate."""
+    names, operations = ("seconds", "cycles", "clock"), found.get("operations")
+    if not all(type(found.get(name)) in (int, float) and found[name] >= 0 for name in names):
+        raise invalid_answer("vela", "seconds, cycles and clock must be numbers of at least 0")
+    if not isinstance(operations, list) or not all(isinstance(o, dict) for o in operations):
+        raise invalid_answer("vela", "operations must be a list of objects")
+    for name in ("on_cpu", "reasons"):
+        if not isinstance(found.get(name), list) or not all(isinstance(text, str) for text in found[name]):
+            raise invalid_answer("vela", f"{name} must be a list of text")
+    return found
 
 
 def _parse(device: str) -> tuple[str, str, str, str]:

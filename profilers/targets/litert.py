@@ -15,12 +15,18 @@ from numpy.typing import NDArray
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.text import one_line
 from profilers import machine
-from profilers.litert.client import Worker, versions
+from profilers.litert.client import Worker, invalid_answer, versions
 from profilers.litert.convert import ConvertedNetwork, TfliteFile, arrays_of, convert
+from profilers.networks.seconds import checked_seconds
 from profilers.targets.base import Loaded, Target, register
 
 __all__ = ["LiteRT"]
+
+_SEQUENCE = 600.0  # seconds for a round, and for each of its steps:
+_STEP = 30.0
+_OUTPUTS = 1000  # outputs of a network at most
 
 
 @register("litert")
@@ -61,7 +67,7 @@ class LiteRT(Target):
 
         loaded = Loaded(lambda: clock(1), clock=clock, outputs=lambda: outputs(file))
         self._names[loaded] = file.name
-        weakref.finalize(loaded, _forget, self.worker, file.name)
+        weakref.finalize(loaded, self.worker.forget, file.name)
         return loaded
 
     def sequence(self, steps: Sequence[tuple[Loaded, int]]) -> list[Floats]:
@@ -69,8 +75,10 @@ class LiteRT(Target):
         return self._sequence([(self._names[loaded], runs) for loaded, runs in steps])
 
     def _sequence(self, steps: Sequence[tuple[str, int]]) -> list[Floats]:
-        found = self.worker.ask("sequence", steps=list(steps))["steps"]
-        return [np.asarray(seconds, np.float64) for seconds in found]
+        found = self.worker.ask("sequence", steps=list(steps), limit=_SEQUENCE + _STEP * len(steps)).get("steps")
+        if not isinstance(found, list) or len(found) != len(steps) or not all(isinstance(s, list) for s in found):
+            raise invalid_answer("sequence", f"times of {len(steps)} steps are expected")
+        return [checked_seconds(s, n, "The LiteRT worker") for s, (_, n) in zip(found, steps, strict=True)]
 
     def busiest_process(self) -> str | None:
         """Describe the busiest process of this computer, where the worker runs."""
@@ -93,16 +101,14 @@ class LiteRT(Target):
 def outputs(file: TfliteFile) -> list[NDArray[Any]]:
     """Return the outputs of a loaded file, float32, images channel-first."""
     stem = file.worker.path("").name
-    paths = [
-        file.worker.folder / f"{stem}.{i}.npy"
-        for i in range(file.worker.ask("outputs", model=file.name, to=stem)["count"])
-    ]
-    found = [np.load(path, allow_pickle=False) for path in paths]
-    for path in paths:
-        path.unlink()
-    return found
-
-
-def _forget(worker: Worker, name: str) -> None:
-    if worker.pid is not None:
-        worker.ask("forget", model=name)
+    count = file.worker.ask("outputs", model=file.name, to=stem).get("count")
+    if type(count) is not int or not 0 <= count <= _OUTPUTS:
+        raise invalid_answer("outputs", f"count must be a number from 0 to {_OUTPUTS}")
+    paths = [file.worker.folder / f"{stem}.{i}.npy" for i in range(count)]
+    try:
+        return [np.load(path, allow_pickle=False) for path in paths]
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise invalid_answer("outputs", one_line(error, 200)) from error
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)

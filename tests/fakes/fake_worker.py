@@ -70,11 +70,22 @@ def forget(model: str) -> Any:
 
 for line in sys.stdin:
     request = json.loads(line)
+    request.pop("forgotten")
     if MOOD == "dies":
+        sys.stdout.write('{"done"')
+        sys.stdout.flush()
         sys.stderr.write("out of memory\n")
         sys.exit(1)
-    if MOOD == "babbles":
-        answer = "I am no JSON"
+    if MOOD == "deaf":
+        sys.stdout.write(json.dumps({"done": {}}) + "\n")
+        sys.stdout.flush()
+        time.sleep(600)
+    while MOOD in ("floods", "shouts"):
+        os.write(1 if MOOD == "floods" else 2, b"x" * 2**16)
+    if MOOD.startswith("says "):
+        answer = MOOD.removeprefix("says ")
+    elif MOOD == "deep":
+        answer = '{"done": ' + "[" * 100_000 + "]" * 100_000 + "}"
     elif MOOD == "sleeps":
         time.sleep(600)
     else:

@@ -215,6 +215,8 @@ def main() -> None:
     for line in sys.stdin:
         try:
             request = json.loads(line)
+            for name in request.pop("forgotten"):
+                service.forget(name)
             answer = {"done": getattr(service, request.pop("do"))(**request)}
         except UnsupportedError as error:
             answer = {"refused": str(error)}

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ _PARTS = {
     "OnFlash AC": "on_chip_flash",
     "OffFlash AC": "off_chip_flash",
 }
+_LIMIT = 540.0  # seconds; less than the request may take, so that Vela is ended before the worker is
+_MOST = 2**24  # bytes of its output and of each file
 
 
 class VelaError(Exception):
@@ -56,15 +61,46 @@ def estimate(model: Path, accelerator: str, system: str, memory: str, config: st
         ]
         command += ["--accelerator-config", accelerator, "--config", config]
         command += ["--system-config", system, "--memory-mode", memory]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        status, printed = _run(command)
         summary = next(iter(Path(folder).glob("*_summary_*.csv")), None)
         layers = next(iter(Path(folder).glob("*_per-layer.csv")), None)
-        if done.returncode or summary is None or layers is None:
-            said = [line for line in (done.stderr + "\n" + done.stdout).splitlines() if line.strip()]
+        if status or summary is None or layers is None:
+            said = [line for line in printed.splitlines() if line.strip()]
             wrong = [line for line in said if "error" in line.lower()] or said[-3:]
-            raise VelaError(" ".join(" ".join(wrong).split())[:400] or f"exit code {done.returncode}")
-        reasons = [line.partition(":")[2].strip() for line in done.stdout.splitlines() if line.startswith("Reason:")]
-        return {**parse(summary.read_text(), layers.read_text()), "reasons": reasons}
+            raise VelaError(" ".join(" ".join(wrong).split())[:400] or f"exit code {status}")
+        if max(summary.stat().st_size, layers.stat().st_size) > _MOST:
+            raise VelaError(f"Its CSV files have more than {_MOST} bytes.")
+        reasons = [line.partition(":")[2].strip()[:300] for line in printed.splitlines() if line.startswith("Reason:")]
+        return {**parse(summary.read_text(), layers.read_text()), "reasons": reasons[:20]}
+
+
+def _run(command: list[str], limit: float = _LIMIT, most: int = _MOST) -> tuple[int, str]:
+    """Run a command; return its exit status and what it printed.
+
+    It is ended if it takes longer than ``limit`` seconds or prints more than ``most`` bytes.
+    """
+    end, printed = time.monotonic() + limit, b""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+    ) as process:
+        assert process.stdout is not None
+        try:
+            while True:
+                left = end - time.monotonic()
+                if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                    raise VelaError(f"It did not end within {limit:g} s.")
+                block = process.stdout.read(2**16)
+                if not block:
+                    break
+                printed += block
+                if len(printed) > most:
+                    raise VelaError(f"It printed more than {most} bytes.")
+            status = process.wait(max(end - time.monotonic(), 1.0))
+        except subprocess.TimeoutExpired as error:
+            raise VelaError(f"It did not end within {limit:g} s.") from error
+        finally:
+            process.kill()
+    return status, printed.decode(errors="replace")
 
 
 def parse(summary: str, layers: str) -> dict[str, Any]:
@@ -82,26 +118,33 @@ def parse(summary: str, layers: str) -> dict[str, Any]:
             if row["Target"] != "NPU":
                 on_cpu.append(row["Original Operator"])
                 continue
-            cycles = float(row["Op Cycles"])
-            if not cycles and not float(row["MAC Count"]):
+            cycles = _number(row["Op Cycles"])
+            if not cycles and not _number(row["MAC Count"]):
                 continue  # an activation fused into the previous operation
             operations.append(
                 {
                     "name": f"{i}:{row['Original Operator']}",
                     "kind": row["Original Operator"],
                     "cycles": cycles,
-                    "macs": float(row["MAC Count"]),
-                    "busy": {short: float(row[name]) for name, short in _PARTS.items() if float(row[name])},
+                    "macs": _number(row["MAC Count"]),
+                    "busy": {short: _number(row[name]) for name, short in _PARTS.items() if _number(row[name])},
                 }
             )
         return {
-            "seconds": float(total["inference_time"]),
-            "cycles": float(total["cycles_total"]),
-            "clock": float(total["core_clock"]),
-            "macs": float(total["nn_macs"]),
-            "memory": {m: 1024 * float(total[f"{m}_memory_used"]) for m in _MEMORIES},
+            "seconds": _number(total["inference_time"]),
+            "cycles": _number(total["cycles_total"]),
+            "clock": _number(total["core_clock"]),
+            "macs": _number(total["nn_macs"]),
+            "memory": {m: 1024 * _number(total[f"{m}_memory_used"]) for m in _MEMORIES},
             "operations": operations,
             "on_cpu": on_cpu,
         }
-    except (KeyError, ValueError, TypeError, StopIteration) as error:
+    except (KeyError, ValueError, TypeError, StopIteration, csv.Error) as error:
         raise VelaError(f"Its CSV files do not have the expected format ({error!r}).") from error
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{text[:40]} is not a number of at least 0")
+    return value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_hw.errors import ModelError
+from dsa_hw.errors import MeasurementError, ModelError
 from profilers.litert.client import Worker
 from profilers.litert.convert import convert
 from tests.fakes.litert_env import make_fake
@@ -25,6 +25,13 @@ def test_files_are_deleted_with_their_objects(tiny: Any, tmp_path: Path, monkeyp
     assert not path.exists()
     assert not list(worker.folder.glob("*.pt2"))
     worker.close()
+
+
+@pytest.mark.parametrize("line", ['{"done": {}}', '{"done": {"narrows": 1}}', '{"done": {"narrows": ""}}'])
+def test_invalid_answers_are_errors(line: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake(tmp_path, monkeypatch, f"says {line}")
+    with pytest.raises(MeasurementError, match="invalid answer to request 'convert'"):  # the last: there is no file
+        convert(Worker(), *tiny)
 
 
 def test_integer_inputs_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

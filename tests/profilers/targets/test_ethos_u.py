@@ -15,6 +15,7 @@ from profilers import latency, load_tables, measure, profile
 from profilers.litert.convert import TfliteFile, convert
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.targets import resolve
+from profilers.targets.ethos_u import EthosU
 from tests.fakes.litert_env import make_fake, real
 
 
@@ -87,6 +88,34 @@ def test_operations_on_the_cpu_are_an_error(tiny: Any, tmp_path: Path, monkeypat
     make_fake(tmp_path, monkeypatch, "cpu")
     with pytest.raises(MeasurementError, match=r"cannot run 1 operation.*ArgMax: too odd.*no time"):
         measure(*tiny, "ethos-u55-128")
+
+
+ESTIMATE = {"seconds": 1e-3, "cycles": 5e5, "clock": 5e8, "operations": [], "on_cpu": [], "reasons": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seconds", None), ("seconds", 0), ("seconds", -1.0), ("seconds", 1e-300), ("seconds", 1e9), ("seconds", "1"),
+        ("cycles", -1), ("clock", []), ("operations", {}), ("operations", [1]), ("on_cpu", "x"), ("on_cpu", [1]),
+        ("reasons", None),
+    ],
+)  # fmt: skip
+def test_invalid_estimates_are_errors(
+    name: str, value: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fake(tmp_path, monkeypatch)
+    target = EthosU("ethos-u55-128")
+    ask = type(target.worker).ask
+
+    def lying(self: Any, do: str, **request: Any) -> Any:
+        return {**ESTIMATE, name: value} if do == "vela" else ask(self, do, **request)
+
+    file, _ = convert(target.worker, *tiny)
+    monkeypatch.setattr(type(target.worker), "ask", lying)
+    with pytest.raises(MeasurementError, match="sent an invalid answer"):
+        target.estimate(file, tiny[1])
+    target.worker.close()
 
 
 def test_network_that_cannot_be_narrowed_is_converted_each_time(

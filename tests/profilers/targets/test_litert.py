@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from dsa_hw.channels import find_groups
-from dsa_hw.errors import MissingDependencyError, ProfileError
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers import measure
+from profilers.litert.client import Worker
+from profilers.litert.convert import TfliteFile
 from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder, loadable_module
 from profilers.targets import resolve
+from profilers.targets.litert import LiteRT, outputs
 from tests.fakes.litert_env import make_fake, real
 
 
@@ -33,6 +36,29 @@ def test_times_come_from_the_worker(
         assert result.trusted
     assert found["tiny"].ratio.value == pytest.approx(1.0)
     assert len(found[DENSE].samples) == 2 * len(found["tiny"].samples)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    ["1", "[]", "[[0.1], [0.1]]", "[0.1]", "[[]]", '[["x"]]', "[[0]]", "[[-1.0]]", "[[1e-300]]", "[[1e9]]", "[[true]]"],
+)
+def test_invalid_times_are_errors(steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake(tmp_path, monkeypatch, f'says {{"done": {{"steps": {steps}}}}}')
+    target = LiteRT()
+    with pytest.raises(MeasurementError, match="sent an invalid answer"):
+        target._sequence([("m", 1)])
+    target.worker.close()
+
+
+@pytest.mark.parametrize("count", ["null", "-1", "1e3", "100000", "2"])
+def test_invalid_outputs_are_errors(count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake(tmp_path, monkeypatch, f'says {{"done": {{"count": {count}}}}}')
+    worker = Worker()
+    (worker.folder / "1.0.npy").write_bytes(b"no array")
+    with pytest.raises(MeasurementError, match="invalid answer to request 'outputs'"):
+        outputs(TfliteFile(worker, worker.folder / "m"))
+    assert not list(worker.folder.glob("*.npy")) or count != "2"
+    worker.close()
 
 
 def test_other_devices_and_precisions_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

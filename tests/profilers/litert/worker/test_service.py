@@ -16,9 +16,9 @@ from profilers.litert.worker import service as litert
 def test_worker_answers_each_request(tmp_path: Path) -> None:
     """The worker's real script, in our own interpreter: what needs no LiteRT works there."""
     requests = [
-        {"do": "forget", "model": "x"},
-        {"do": "load", "model": "../x", "inputs": [], "threads": 1},
-        {"do": "?"},
+        {"do": "forget", "forgotten": ["y"], "model": "x"},
+        {"do": "load", "forgotten": [], "model": "../x", "inputs": [], "threads": 1},
+        {"do": "?", "forgotten": []},
     ]
     text = "".join(json.dumps(r) + "\n" for r in requests)
     command = [sys.executable, litert.__file__, str(tmp_path)]

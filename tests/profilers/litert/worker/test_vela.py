@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profilers.litert.worker.vela import VelaError, parse
+from profilers.litert.worker.vela import VelaError, _run, parse
 
 # Written by Vela 5.2.0 for a MobileNetV2; columns that nobody reads are left out, two operations are made up.
 SUMMARY = """experiment,network,accelerator_configuration,core_clock,inference_time,sram_memory_used,dram_memory_used,\
@@ -35,8 +35,29 @@ def test_operators_that_run_on_the_cpu_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "layers"), [("", LAYERS), (SUMMARY.replace("cycles_total", "c"), LAYERS), (SUMMARY, "Target\nNPU\n")]
+    ("summary", "layers"),
+    [
+        ("", LAYERS),
+        (SUMMARY.replace("cycles_total", "c"), LAYERS),
+        (SUMMARY, "Target\nNPU\n"),
+        (SUMMARY.replace("0.000227910", "nan"), LAYERS),
+        (SUMMARY.replace("0.000227910", "1e999"), LAYERS),
+        (SUMMARY.replace("0.000227910", "-1"), LAYERS),
+        (SUMMARY.replace("0.000227910", "1.2.3"), LAYERS),
+        (SUMMARY, LAYERS.replace("57503", "-57503")),
+        (SUMMARY, LAYERS + "x" * 200_000),
+    ],
 )
 def test_unexpected_format_of_vela_is_an_error(summary: str, layers: str) -> None:
     with pytest.raises(VelaError, match="expected format"):
         parse(summary, layers)
+
+
+def test_vela_that_hangs_or_floods_is_ended() -> None:
+    with pytest.raises(VelaError, match=r"did not end within 0.2 s"):
+        _run(["sleep", "60"], limit=0.2)
+    with pytest.raises(VelaError, match=r"did not end within 0.5 s"):
+        _run(["sh", "-c", "exec >&- 2>&-; exec sleep 60"], limit=0.5)  # closes its output first
+    with pytest.raises(VelaError, match="printed more than 1000 bytes"):
+        _run(["yes"], limit=60, most=1000)
+    assert _run(["sh", "-c", "echo a; echo b >&2; exit 3"], limit=60) == (3, "a\nb\n")
