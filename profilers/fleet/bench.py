@@ -22,6 +22,7 @@ from dsa_hw.errors import MeasurementError
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.text import one_line
 from profilers.fleet import on_worker, tasks
+from profilers.fleet.answers import checked_batch
 from profilers.fleet.members import BoardType, Fleet, FleetMember
 from profilers.measuring.bench import DENSE, Bench, Enough, OnRound
 from profilers.measuring.measurement import Measurement, Samples
@@ -38,6 +39,9 @@ _T = TypeVar("_T")
 _BATCH = 8  # networks that a board measures in turns; a lost board costs the time of one batch
 _BATCH_BYTES = 2**28  # largest message
 _PATIENCE = 60.0  # seconds to wait for a board when none is left
+_LATE = (
+    1800.0  # seconds that a batch may take longer than twice its time: networks are loaded, and measured at least once
+)
 _LOSSES = 3  # lost boards after which a batch is given up
 _ALIKE = 0.1  # relative difference of the dense network's time between boards of one type that is not reported
 _SITTINGS = 10**6  # batches of a sitting at most; their numbers must differ from those of other sittings
@@ -81,6 +85,19 @@ class _Batch:
     seen: set[str] = field(default_factory=set)
     losses: int = 0
     errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A batch that a board measures now.
+
+    Its runs must have the sitting ``expected``, and be there when `time.monotonic` is ``due``.
+    """
+
+    member: FleetMember
+    batch: _Batch
+    expected: int
+    due: float
 
 
 class _Work:
@@ -214,7 +231,7 @@ class FleetBench(Bench):
             unfinished: Returns the networks of a measured batch that need more runs.
         """
         queue = deque(self._cut(work, names))
-        running: dict[Any, tuple[FleetMember, _Batch]] = {}
+        running: dict[Any, _Task] = {}
         alone = self._clock()
         try:
             while queue or running:
@@ -222,7 +239,7 @@ class FleetBench(Bench):
                     raise KeyboardInterrupt
                 self.fleet.update()
                 members = list(self.board_type.members.values())
-                busy = {member for member, _ in running.values()}
+                busy = {task.member for task in running.values()}
                 alone = self._clock() if members else alone
                 if not members and self._clock() - alone > _PATIENCE:
                     raise MeasurementError(
@@ -235,24 +252,29 @@ class FleetBench(Bench):
                 for member in members:
                     if member not in busy and (batch := _next(queue, member, len(members))) is not None:
                         share = left / math.ceil((len(queue) + 1) / len(members))
-                        running[self._submit(member, batch, work, rules_of(batch.names), share)] = (member, batch)
+                        future, task = self._submit(member, batch, work, rules_of(batch.names), share)
+                        running[future] = task
                 present = set(self.board_type.members.values())
-                for future, (member, batch) in list(running.items()):
+                for future, task in list(running.items()):
+                    member, batch = task.member, task.batch
                     if future.done() and future.status == "finished":
                         del running[future]
-                        found = future.result()
-                        if "error" in found:
-                            _failed(batch, member, found["error"], len(members))
+                        try:
+                            samples, busiest = checked_batch(future.result(), {DENSE, *batch.names}, task.expected)
+                        except MeasurementError as error:
+                            _failed(batch, member, str(error), len(members))
                             queue.append(batch)
                             continue
-                        self._note(found["busiest"], member)
-                        work.keep(member, self._numbered(found["samples"]))
+                        self._note(busiest, member)
+                        work.keep(member, self._numbered(samples))
                         batch.seen.add(member.address)
                         batch.measured, batch.names = True, unfinished(batch.names)
                         if batch.names:
                             queue.append(batch)
-                    elif future.done() or member not in present:
+                    elif future.done() or member not in present or time.monotonic() > task.due:
                         del running[future]
+                        if member in present and not future.done():  # it still works on the batch
+                            self.fleet.ban(member, "it did not finish a batch in time")
                         self._lost(future, batch, member)
                         queue.appendleft(batch)
                 time.sleep(0.02)
@@ -267,10 +289,15 @@ class FleetBench(Bench):
         size = min(max(math.ceil(len(names) / (2 * members)), 1), _BATCH, max(_BATCH_BYTES // max(largest, 1), 1))
         return [_Batch(list(names[i : i + size])) for i in range(0, len(names), size)]
 
-    def _submit(self, member: FleetMember, batch: _Batch, work: _Work, rules: MeasuringRules, limit: float) -> Any:
+    def _submit(
+        self, member: FleetMember, batch: _Batch, work: _Work, rules: MeasuringRules, limit: float
+    ) -> tuple[Any, _Task]:
         self._batches += 1
         _log.info("%s measures %d networks.", member, len(batch.names))
-        return self.fleet.submit(
+        sitting = work.sitting * _SITTINGS + self._batches
+        expected = sitting if self.target.estimated is None else 0  # computed times belong to no sitting
+        task = _Task(member, batch, expected, time.monotonic() + 2 * limit + _LATE)
+        future = self.fleet.submit(
             member,
             tasks.measure_batch,
             member.resource,
@@ -280,13 +307,13 @@ class FleetBench(Bench):
             work.content(DENSE),
             asdict(rules),
             limit,
-            work.sitting * _SITTINGS + self._batches,
+            sitting,
             self._seed + self._batches,
         )
+        return future, task
 
-    def _numbered(self, packed: Mapping[str, Any]) -> dict[str, Samples]:
+    def _numbered(self, runs: Mapping[str, Samples]) -> dict[str, Samples]:
         """Return the runs of a batch, with blocks that no other batch has; every board counts them from 0."""
-        runs = {name: on_worker.unpack_samples(lists) for name, lists in packed.items()}
         first = self._blocks
         self._blocks += 1 + max(int(samples.block.max(initial=0)) for samples in runs.values())
         return {name: replace(samples, block=samples.block + first) for name, samples in runs.items()}

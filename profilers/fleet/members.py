@@ -17,6 +17,7 @@ from typing import Any
 from dsa_hw.errors import MeasurementError, ProfileError
 from dsa_hw.utils.text import one_line
 from profilers.fleet import tasks
+from profilers.fleet.answers import checked_description
 from profilers.measuring import environment as environments
 
 __all__ = ["BoardType", "Fleet", "FleetMember", "group_by_type"]
@@ -24,6 +25,8 @@ __all__ = ["BoardType", "Fleet", "FleetMember", "group_by_type"]
 _log = logging.getLogger(__name__)
 
 _UPDATE_EVERY = 0.5  # seconds between updates of the members
+_DESCRIBE = 300.0  # seconds within which a board must describe itself; it imports torch for that
+_SCHEDULER = 30.0  # seconds within which the scheduler must answer
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Fleet:
         self.board_types: list[BoardType] = []
         self.stop = threading.Event()
         self._lock = threading.Lock()
-        self._pending: dict[FleetMember, Any] = {}
+        self._pending: dict[FleetMember, tuple[Any, float]] = {}  # with the time by which it must be there
         self._seen: set[FleetMember] = set()
         self._updated = 0.0
 
@@ -164,10 +167,20 @@ class Fleet:
                     joined.members[(member.address, member.resource)] = member
                     _log.info("%s has the type %s.", member, joined)
 
+    def ban(self, member: FleetMember, reason: str) -> None:
+        """Do not use a member again; it stays in the fleet."""
+        with self._lock:
+            for board_type in self.board_types:
+                board_type.members.pop((member.address, member.resource), None)
+        _log.warning("%s is not used any more: %s.", member, reason)
+
     def _present(self) -> set[FleetMember]:
         try:
             # Not client.scheduler_info, whose workers a concurrent heartbeat may remove.
-            workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
+            found = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=_SCHEDULER)
+            workers = {str(address): _checked_worker(info) for address, info in found["workers"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise MeasurementError(f"The scheduler of the fleet sent an invalid answer ({one_line(error)}).") from error
         except (OSError, TimeoutError, RuntimeError) as error:
             raise MeasurementError(
                 f"The scheduler of the fleet does not answer ({one_line(error)}). All measurements so far are stored: "
@@ -175,9 +188,9 @@ class Fleet:
             ) from error
         self._workers = workers
         return {
-            FleetMember(address, resource, str(info.get("name", address)))
+            FleetMember(address, resource, info["name"] or address)
             for address, info in workers.items()
-            for resource in info.get("resources", {})
+            for resource in info["resources"]
             if self._matches(resource)
         }
 
@@ -189,7 +202,7 @@ class Fleet:
     def _request_descriptions(self, present: set[FleetMember]) -> None:
         for member in present - self._seen - set(self._pending):
             arguments = (member.resource, self.precision, self.threads)
-            self._pending[member] = self.submit(member, tasks.describe, *arguments)
+            self._pending[member] = self.submit(member, tasks.describe, *arguments), time.monotonic() + _DESCRIBE
 
     def submit(self, member: FleetMember, function: Any, *arguments: Any) -> Any:
         """Call ``function`` on one member, which runs one task at a time."""
@@ -205,7 +218,7 @@ class Fleet:
     def _described(self, present: set[FleetMember]) -> list[FleetMember]:
         """Return members whose description arrived."""
         found = []
-        for member, future in list(self._pending.items()):
+        for member, (future, due) in list(self._pending.items()):
             if member not in present:
                 del self._pending[member]
                 future.cancel()
@@ -214,12 +227,19 @@ class Fleet:
                 del self._pending[member]
                 self._seen.add(member)
                 problem = future.exception() if future.status != "finished" else None
-                about = {"error": f"{type(problem).__name__}: {problem}"} if problem else future.result()
-                if "error" in about:
-                    _log.warning("%s is not used: %s", member, about["error"])
+                try:
+                    failed = {"error": f"{type(problem).__name__}: {one_line(problem)}"}
+                    about = checked_description(failed if problem else future.result())
+                except MeasurementError as error:
+                    _log.warning("%s is not used: %s", member, error)
                     continue
                 self._warn(member, about)
                 found.append(FleetMember(member.address, member.resource, member.name, about))
+            elif time.monotonic() > due:
+                del self._pending[member]
+                self._seen.add(member)
+                future.cancel()
+                _log.warning("%s is not used: it did not describe itself within %g s.", member, _DESCRIBE)
         return found
 
     def _warn(self, member: FleetMember, about: Mapping[str, Any]) -> None:
@@ -229,16 +249,25 @@ class Fleet:
                 "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED=False.",
                 member,
             )
-        if int(self._workers[member.address].get("nthreads", 1)) > 1:
+        if self._workers[member.address]["nthreads"] > 1:
             _log.warning(
                 "%s has several threads, whose tasks would disturb each other. Start it with --nthreads 1.", member
             )
 
     def _no_member(self) -> ProfileError:
-        declared = sorted({r for info in self._workers.values() for r in info.get("resources", {})})
+        declared = sorted({r for info in self._workers.values() for r in info["resources"]})
         name = self.wanted if not self.wanted.startswith("auto") and "any" not in self.wanted else "onnxruntime/cpu"
         return ProfileError(
             f"No worker of the fleet declares {self.wanted}: there are {len(self._workers)} workers, which declare "
             f"{', '.join(declared) or 'nothing'}. Start workers with dask worker SCHEDULER --nthreads 1 --resources "
             f'"{name}=1"'
         )
+
+
+def _checked_worker(info: Any) -> dict[str, Any]:
+    """Return name, resources and threads of a worker, as the scheduler knows them; text on one line."""
+    return {
+        "name": one_line(info.get("name", ""), 100),
+        "resources": [one_line(resource, 100) for resource in info.get("resources", {})],
+        "nthreads": int(info.get("nthreads", 1)),
+    }

@@ -59,6 +59,7 @@ def profile_fleet(
     name: str | None = None,
     groups: ChannelGroups | None = None,
     listener: Callable[[Event], None] | None = None,
+    insecure: bool = False,
 ) -> dict[str, Profile]:
     """Profile a network on every type of board of a fleet.
 
@@ -69,12 +70,14 @@ def profile_fleet(
     Args:
         model: The network.
         example_inputs: Its inputs, a tensor or a tuple of tensors.
-        fleet: Address of the Dask scheduler, "tcp://host:8786" or "tls://host:8786".
+        fleet: Address of the Dask scheduler, "tls://host:8786"; "tcp://127.0.0.1:8786" on this computer.
         target: The resource, e.g. "onnxruntime/cpu"; "auto/cpu" is every runtime on the CPU, "auto/any" everything.
         samples: Configurations to fit a cost model, at least 2.
         holdout: Further configurations to test it.
         grid, out, time_limit, precision, threads, statistic, rules, sittings, seed, name, groups, listener:
             As in `profilers.profile`.
+        insecure: Accept "tcp://" to another computer, where anyone who can reach the port can run code on every board
+            and on this computer.
 
     Returns:
         The profile of each type of board. A key is the title of the target, with what differs in the environment where
@@ -96,7 +99,7 @@ def profile_fleet(
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "profile.sqlite"
         place = out
         Store(place).close()  # first, so that an unusable file is refused before any work
-        client = stack.enter_context(connected(fleet))
+        client = stack.enter_context(connected(fleet, insecure))
         inputs = as_tensors(example_inputs)
         many = _Listeners(listener or (lambda event: None))
         many.say(Event("finding channel groups"))
@@ -187,12 +190,12 @@ class _Listeners:
 
 
 @contextlib.contextmanager
-def connected(fleet: str) -> Iterator[Any]:
+def connected(fleet: str, insecure: bool = False) -> Iterator[Any]:
     """Connect to a scheduler; yields a Dask client.
 
-    Certificates of ``tls://`` are in Dask's configuration.
+    Certificates of ``tls://`` are in Dask's configuration. ``insecure`` is that of `check_address`.
     """
-    check_address(fleet)
+    check_address(fleet, insecure)
     try:
         import dask
         from distributed import Client
@@ -214,8 +217,16 @@ def connected(fleet: str) -> Iterator[Any]:
             yield client
 
 
-def check_address(fleet: str) -> None:
-    """Check the address of a scheduler; warn if the connection is not secure."""
+def check_address(fleet: str, insecure: bool = False) -> None:
+    """Check the address of a scheduler.
+
+    Args:
+        fleet: The address.
+        insecure: Accept a connection to another computer that is neither encrypted nor authenticated.
+
+    Raises:
+        ProfileError: It is no address, or it is not secure.
+    """
     address = fleet if "://" in fleet else f"tcp://{fleet}"
     try:
         parts = urlsplit(address)
@@ -226,11 +237,11 @@ def check_address(fleet: str) -> None:
         ) from error
     if scheme not in ("tcp", "tls") or not host or port is None:
         raise ProfileError(f"--fleet must be tcp://scheduler:8786 or tls://scheduler:8786; got {fleet}.")
-    if scheme == "tcp" and not _loopback(host):
-        _log.warning(
-            "--fleet %s: the connection is neither encrypted nor authenticated; anyone who can reach it can run code "
-            "on every board and on this computer. Use tls:// (docs/guide/fleets.md), or an ssh tunnel to 127.0.0.1.",
-            fleet,
+    if scheme == "tcp" and not insecure and not _loopback(host):
+        raise ProfileError(
+            "--fleet with tcp:// to another computer is neither encrypted nor authenticated: anyone who can reach the "
+            "port can run code on every board and on this computer. Use tls:// (docs/guide/fleets.md), or an ssh "
+            f"tunnel to 127.0.0.1. In a network that you trust add --insecure (Python: insecure=True); got {fleet}."
         )
 
 

@@ -17,6 +17,7 @@ import pytest
 from dsa_hw.errors import MeasurementError
 from dsa_hw.utils.files import cache_folder
 from profilers import machine
+from profilers.fleet import bench as bench_module
 from profilers.fleet import on_worker, tasks
 from profilers.fleet.bench import FleetBench, FleetTarget, _Batch, _next
 from profilers.fleet.members import FleetMember, group_by_type
@@ -43,6 +44,19 @@ class Done:
         return True
 
 
+class Hanging:
+    """A future that is never done."""
+
+    status = "pending"
+    cancelled = False
+
+    def done(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class DirectFleet:
     """Boards that measure a batch in this process when it is submitted.
 
@@ -54,6 +68,8 @@ class DirectFleet:
         self.precision, self.threads, self.stop = "fp32", 1, threading.Event()
         self.factors, self.submitted = factors, list[tuple[str, tuple[Any, ...]]]()
         self._monkeypatch = monkeypatch
+        self.answers: dict[str, Any] = {}  # by name of a board, what it answers; `...`: nothing
+        self.banned: list[tuple[str, str]] = []
         about = on_worker.describe("boardformula/cpu", "fp32", 1)
         members = [FleetMember(f"tcp://{name}", "boardformula/cpu", name, about) for name in factors]
         (self.board_type,) = group_by_type(members)
@@ -61,10 +77,17 @@ class DirectFleet:
     def update(self) -> None:
         pass
 
+    def ban(self, member: FleetMember, reason: str) -> None:
+        self.board_type.members.pop((member.address, member.resource))
+        self.banned.append((member.name, reason))
+
     def submit(self, member: FleetMember, function: Any, *arguments: Any) -> Any:
         assert function is tasks.measure_batch
         self.submitted.append((member.name, arguments))
         self._monkeypatch.setenv("FLEET_FACTOR", str(self.factors[member.name]))
+        if member.name in self.answers:
+            answer = self.answers[member.name]
+            return Hanging() if answer is ... else Done(answer)
         return Done(function(*arguments))
 
     def bench(self, **options: Any) -> FleetBench:
@@ -111,6 +134,34 @@ def test_boards_of_different_speed_measure_the_same_ratios(
     caplog.clear()
     bench.measure(networks(bench, 20, 30), network(bench, WIDTH))
     assert "differ in speed" not in caplog.text, "the warning is given once"
+
+
+def test_board_with_invalid_answers_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = DirectFleet(monkeypatch, good=1.0, liar=1.0)
+    fleet.answers["liar"] = {"samples": {"10": {}}, "busiest": None}
+    bench = fleet.bench()
+    found = bench.measure(networks(bench, 10, 40), network(bench, WIDTH))
+    assert found["10"].ratio.value == pytest.approx(seconds(10) / seconds(WIDTH), rel=0.003)
+    assert "cannot measure (Invalid answer: runs of 2 networks are expected" in caplog.text
+    fleet.answers["good"] = None
+    with pytest.raises(MeasurementError, match=r"cannot measure\. Invalid answer"):
+        bench.measure(networks(bench, 20), network(bench, WIDTH))
+
+
+def test_board_that_hangs_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "_LATE", -1e6)
+    fleet = DirectFleet(monkeypatch, good=1.0, hangs=1.0)
+    fleet.answers["hangs"] = ...
+    bench = fleet.bench()
+    found = bench.measure(networks(bench, 10, 40), network(bench, WIDTH))
+    assert found["40"].ratio.value == pytest.approx(seconds(40) / seconds(WIDTH), rel=0.003)
+    assert fleet.banned == [("hangs", "it did not finish a batch in time")]
+    monkeypatch.setattr(bench_module, "_PATIENCE", 0.05)
+    fleet.answers["good"] = ...
+    with pytest.raises(MeasurementError, match="No board of boardformula/cpu fp32 x1 is left"):
+        bench.measure(networks(bench, 20), network(bench, WIDTH))
 
 
 def test_boards_of_equal_speed_cause_no_warning(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,8 @@ from torch import nn
 pytest.importorskip("distributed")
 
 import dask
-from distributed import Client, LocalCluster, Security
+import yaml
+from distributed import Client, LocalCluster, Scheduler, Security
 
 import budgets
 import dsa_hw
@@ -299,7 +302,8 @@ def test_grid_is_found_on_a_board(here: str, tiny: Network, monkeypatch: pytest.
 
 
 def described(name: str, **environment: str) -> FleetMember:
-    about = {"environment": {"target": "t", "cpu": "A72", "kernel": "6.1", **environment}, "title": "t"}
+    about: dict[str, Any] = {"environment": {"target": "t", "cpu": "A72", "kernel": "6.1", **environment}}
+    about |= {"title": "t", "estimated": None, "slow_to_load": False, "grid": None, "watched": True}
     return FleetMember(f"tcp://{name}", "boardformula/cpu", name, about)
 
 
@@ -318,9 +322,10 @@ class Scripted:
 
     def __init__(self, **kernels: str) -> None:
         self.kernels = kernels
+        self.answers: dict[str, Any] = {}  # by worker, what it returns instead of a description; `...`: nothing
         self.scheduler = SimpleNamespace(identity=self.identity)
 
-    def sync(self, function: Any, **options: Any) -> Any:
+    def sync(self, function: Any, callback_timeout: float, **options: Any) -> Any:
         return function(**options)
 
     def identity(self, n_workers: int) -> dict[str, Any]:
@@ -331,12 +336,10 @@ class Scripted:
     def submit(self, function: Any, *_: Any, workers: list[str], **options: Any) -> Any:
         assert function is tasks.describe
         assert options["resources"] == {"boardformula/cpu": 1}
-        about = {
-            **described(workers[0], kernel=self.kernels[workers[0]]).about,
-            "watched": True,
-            "estimated": None,
-        }
-        return SimpleNamespace(done=lambda: True, status="finished", result=lambda: about, cancel=lambda: None)
+        about = self.answers.get(workers[0], described(workers[0], kernel=self.kernels[workers[0]]).about)
+        return SimpleNamespace(
+            done=lambda: about is not ..., status="finished", result=lambda: about, cancel=lambda: None
+        )
 
 
 def test_members_are_removed_and_added(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -360,6 +363,29 @@ def test_members_are_removed_and_added(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert [b.name for b in kind.members.values()] == ["a"]
 
 
+def test_boards_that_hang_or_lie_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(members, "_DESCRIBE", 0.1)
+    client = Scripted(hangs="6.1", lies="6.1", good="6.1")
+    client.answers = {"hangs": ..., "lies": {"environment": 1}}
+    (board_type,) = Fleet(client, "auto/any", "fp32", 1).discover()
+    assert [m.name for m in board_type.members.values()] == ["good"]
+    assert "hangs (boardformula/cpu at hangs) is not used: it did not describe itself within 0.1 s" in caplog.text
+    assert "lies (boardformula/cpu at lies) is not used: Invalid answer" in caplog.text
+    client.answers["good"] = None
+    with pytest.raises(MeasurementError, match="No board of the fleet can measure"):
+        Fleet(client, "auto/any", "fp32", 1).discover()
+
+
+@pytest.mark.parametrize("workers", [None, [], {"a": None}, {"a": {"nthreads": "many"}}, {"a": {"resources": 1}}])
+def test_invalid_answer_of_the_scheduler_is_an_error(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Scripted()
+    monkeypatch.setattr(client, "sync", lambda *_, **__: {"workers": workers})
+    with pytest.raises(MeasurementError, match="scheduler of the fleet sent an invalid answer"):
+        Fleet(client, "auto/any", "fp32", 1).discover()
+
+
 def test_samples_and_inputs_round_trip_as_plain_data(tiny: Network) -> None:
     samples = Samples(
         np.asarray([1.1, 1.2]), np.asarray([1.0, 1.3]), np.asarray([1.5, 1.7]), np.asarray([0, 3]), np.asarray([7, 7]),
@@ -378,20 +404,46 @@ def test_samples_and_inputs_round_trip_as_plain_data(tiny: Network) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "warns"),
+    "address",
     [
-        ("tcp://192.0.2.1:8786", True),
-        ("tcp://scheduler:8786", True),
-        ("scheduler:8786", True),
-        ("tcp://127.0.0.1:8786", False),
-        ("tcp://localhost:8786", False),
-        ("tcp://[::1]:8786", False),
-        ("tls://192.0.2.1:8786", False),
+        "tcp://192.0.2.1:8786",
+        "tcp://scheduler:8786",
+        "scheduler:8786",
+        "tcp://[2001:db8::1]:8786",
+        "tcp://0.0.0.0:8786",
+        "tcp://localhost.example:8786",
+        "tcp://127.0.0.1.example:8786",
     ],
 )
-def test_plain_tcp_to_another_machine_warns(address: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_plain_tcp_to_another_machine_is_refused(
+    address: str, tiny: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ProfileError, match=r"neither encrypted nor authenticated.*insecure=True"):
+        profile_fleet(*tiny, address)
+    check_address(address, insecure=True)
+    out = str(tmp_path / "p.sqlite")
+    assert latency.main(["--model", "resnet18", "--fleet", address, "--out", out]) == 2
+    assert "--insecure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:8786", "tcp://127.8.0.1:1", "tcp://localhost:8786", "tcp://[::1]:8786", "tls://a:8786"]
+)
+def test_loopback_and_tls_need_no_option(address: str) -> None:
     check_address(address)
-    assert ("neither encrypted nor authenticated" in caplog.text) == warns
+
+
+def test_insecure_connection_is_made_where_it_is_asked_for(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "_loopback", lambda host: False)  # as if the scheduler were on another computer
+    with pytest.raises(ProfileError, match="neither encrypted"), profile.connected(here):
+        pass
+    with profile.connected(here, insecure=True) as client:
+        assert len(client.scheduler_info()["workers"]) == 2
+
+
+def test_insecure_without_a_fleet_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert latency.main(["--model", "resnet18", "--insecure"]) == 2
+    assert "--insecure is an option of --fleet" in capsys.readouterr().err
 
 
 def test_invalid_addresses_and_missing_packages_are_errors(tiny: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,29 +463,25 @@ def test_tasks_import_neither_dask_nor_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> dict[str, str]:
-    """An authority and one certificate, as docs/guide/fleets.md makes them."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, cwd=tmp_path, capture_output=True)
-
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(*new, "-x509", "-days", "1", "-subj", "/CN=fleet", "-keyout", "authority.key", "-out", "authority.pem")
-    openssl(*new, "-subj", "/CN=member", "-keyout", "member.key", "-out", "member.csr")
-    openssl("x509", "-req", "-in", "member.csr", "-CA", "authority.pem", "-CAkey", "authority.key", "-days", "1",
-            "-CAcreateserial", "-out", "member.pem")  # fmt: skip
-    return {name: str(tmp_path / name) for name in ("authority.pem", "member.pem", "member.key")}
+ROLES = ("scheduler", "worker", "client")
 
 
-def test_tls_uses_the_configuration_of_dask(certificates: dict[str, str], tiny: Network) -> None:
-    pair = {"cert": certificates["member.pem"], "key": certificates["member.key"]}
-    settings = {
-        "distributed.worker.profile.enabled": False,
-        "distributed.comm.require-encryption": True,
-        "distributed.comm.tls.ca-file": certificates["authority.pem"],
-        **{f"distributed.comm.tls.{role}": pair for role in ("scheduler", "worker", "client")},
-    }
+def certificates(folder: Path) -> dict[str, Any]:
+    """Make an authority and certificates with the script of docs/guide/fleets.md; return its settings of Dask."""
+    folder.mkdir()
+    page = (ROOT / "docs/guide/fleets.md").read_text()
+    (script,) = re.findall(r"```bash\n((?:(?!```).)*?openssl.*?)```", page, re.DOTALL)
+    subprocess.run(["bash", "-e", "-c", script], check=True, cwd=folder, capture_output=True)
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    settings: dict[str, Any] = yaml.safe_load(text.replace("/etc/dsa-hw-fleet", str(folder)))
+    pairs = [settings["distributed"]["comm"]["tls"][role] for role in ROLES]
+    assert len({file for pair in pairs for file in pair.values()}) == 2 * len(ROLES), "roles share nothing"
+    assert all(Path(file).is_file() for pair in pairs for file in pair.values())
+    return {"distributed": dask.config.merge(dask.config.config, settings)["distributed"]}  # as Dask reads the file
+
+
+def test_tls_uses_the_configuration_of_dask(tiny: Network, tmp_path: Path) -> None:
+    settings, strangers = certificates(tmp_path / "ours"), certificates(tmp_path / "theirs")
     with dask.config.set(settings):
         cluster = LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, protocol="tls://", host="127.0.0.1",
@@ -445,6 +493,46 @@ def test_tls_uses_the_configuration_of_dask(certificates: dict[str, str], tiny: 
         with dask.config.set(settings):
             few = {**SMALL, "samples": 3, "holdout": 0}
             (table,) = profile_fleet(*tiny, address, "boardformula/cpu", **few).values()
-        assert len(table) == 3
+            assert len(table) == 3
+            with pytest.raises(MeasurementError, match="Cannot reach the scheduler"):
+                profile_fleet(*tiny, address.replace("tls", "tcp"), "boardformula/cpu", **SMALL)
         with pytest.raises(MeasurementError, match="certificates in Dask's configuration"):
             profile_fleet(*tiny, address, "boardformula/cpu", **SMALL)
+        with dask.config.set(strangers), pytest.raises(MeasurementError, match="Cannot reach the scheduler"):
+            profile_fleet(*tiny, address, "boardformula/cpu", **SMALL)
+
+
+def test_certificate_of_a_client_cannot_be_a_member(tmp_path: Path) -> None:
+    """It is for clients only: nobody can pass for the scheduler or a board with it."""
+    settings = certificates(tmp_path / "ours")
+    tls = settings["distributed"]["comm"]["tls"]
+    impostor = Security(
+        tls_ca_file=tls["ca-file"],
+        tls_scheduler_cert=tls["client"]["cert"],
+        tls_scheduler_key=tls["client"]["key"],
+        require_encryption=True,
+    )
+
+    async def serve_until(done: threading.Event) -> None:
+        async with Scheduler(
+            protocol="tls", host="127.0.0.1", port=0, dashboard_address=":0", security=impostor
+        ) as scheduler:  # fmt: skip
+            address.append(scheduler.address)
+            while not done.is_set():
+                await asyncio.sleep(0.05)
+
+    address: list[str] = []
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve_until(done)))
+    thread.start()
+    try:
+        _until(lambda: bool(address))
+        with (
+            dask.config.set(settings),
+            pytest.raises(MeasurementError, match=r"Cannot reach the scheduler"),
+            profile.connected(address[0]),
+        ):
+            pass
+    finally:
+        done.set()
+        thread.join()
