@@ -42,7 +42,7 @@ def command(quantity: str, arguments: Sequence[str] | None = None) -> int:
 def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> None:
     """Add the options of the command; ``quantity`` is "latency" or "energy"."""
     add = parser.add_argument
-    parser.set_defaults(quantity=quantity, counter=None, fleet=None)
+    parser.set_defaults(quantity=quantity, counter=None, fleet=None, insecure=False)
     if quantity == "energy":
         add("--counter", help="your own meter: package.module:function that returns joules (default: the device's own)")
     add(
@@ -59,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     )
     if quantity == "latency":
         add("--fleet", help="measure on the boards behind this Dask scheduler, for example tls://scheduler:8786")
+        add("--insecure", action="store_true", help="accept --fleet tcp:// to another computer, without encryption")
     add(
         "--runtime",
         default="auto",
@@ -118,6 +119,8 @@ def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         raise ProfileError(f"--holdout must be 0 or more, got {options.holdout}.")
     if options.fleet:
         return _profile_fleet(options)
+    if options.insecure:
+        raise ProfileError("--insecure is an option of --fleet. Leave it out.")
     _check_target(options)
     model, inputs = _network(options)
     with Bar(shown=not options.json) as bar, logging_redirect_tqdm():
@@ -141,13 +144,20 @@ def _profile_fleet(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from profilers.fleet import profile_fleet
+    from profilers.fleet.profile import check_address
 
     if options.plot:
         raise ProfileError("--plot shows one device. Leave it out with --fleet.")
+    check_address(options.fleet, options.insecure)  # before the model is loaded
     model, inputs = _network(options)
     with Bar(shown=not options.json) as bar, logging_redirect_tqdm():
         profiles = profile_fleet(
-            model, inputs, options.fleet, f"{options.runtime}/{options.device}", **_settings(options, bar)
+            model,
+            inputs,
+            options.fleet,
+            f"{options.runtime}/{options.device}",
+            **_settings(options, bar),
+            insecure=options.insecure,
         )
     out = options.out
     texts = [f"kind: {kind}\n{summary.profile_text(found, out)}" for kind, found in profiles.items()]
