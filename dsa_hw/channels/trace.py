@@ -23,7 +23,7 @@ import torch
 from torch import fx, nn
 
 from dsa_hw.errors import TraceError
-from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.utils.inputs import as_inputs, check_inputs, check_model
 from dsa_hw.utils.text import first_line
 
 __all__ = ["Trace", "TracedOperation", "copy_sharing_tensors", "short_path", "trace"]
@@ -75,6 +75,8 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
         TraceError: The model cannot be copied, does not run on ``example_inputs``, or cannot be exported.
         ModelError: ``example_inputs`` is not a tensor, a sequence or a mapping.
     """
+    check_model(model)
+    check_inputs(example_inputs)
     args, kwargs = as_inputs(example_inputs)
     copied = copy_sharing_tensors(model).eval()
     with warnings.catch_warnings():
@@ -143,12 +145,11 @@ def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         with torch.no_grad():
             model(*args, **kwargs)
     except Exception as error:
-        shapes = ", ".join(
-            "x".join(map(str, a.shape)) for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor)
-        )
+        tensors = [a for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor)]
+        given = ", ".join(f"{'x'.join(map(str, a.shape))} {str(a.dtype)[6:]} on {a.device}" for a in tensors)
         raise TraceError(
-            f"{type(model).__name__} does not run on the example input ({shapes or 'no tensor'}): "
-            f"{first_line(error)}. Give an input that the model accepts."
+            f"{type(model).__name__} does not run on the example input ({given or 'no tensor'}): "
+            f"{first_line(error)}. Give an input of a shape, type and device that the model accepts."
         ) from error
 
 

@@ -7,6 +7,8 @@ of `dsa_hw.allocate`. Then each FLOPs-budget network is brought to the measured 
 
 from __future__ import annotations
 
+import logging
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +26,7 @@ from budgets.budget import CountedBudget
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, DsaError, MeasurementError
-from dsa_hw.experiments.dense import named_data, named_model, rewind, train, train_dense
+from dsa_hw.experiments.dense import named_data, named_model, pin_cost, question_of, rewind, train, train_dense
 from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.experiments.report import write
 from dsa_hw.experiments.report.collect import ReportInputs, collect
@@ -34,7 +36,7 @@ from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import check_method
-from dsa_hw.pipeline.allocate import as_problem
+from dsa_hw.pipeline.allocate import as_problem, check_budgets
 from dsa_hw.pipeline.constraints import Constraint, resolve_budgets
 from dsa_hw.pipeline.cost_models import Task, profile_for
 from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
@@ -42,11 +44,13 @@ from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Reading, Verdict, judge
 from dsa_hw.pipeline.refinement import best_candidate, find_network
 from dsa_hw.training.batchnorm import recalibrate
-from dsa_hw.training.fingerprints import fingerprint_data
 from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.utils.arrays import Ints
-from dsa_hw.utils.modules import weights_digest
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.inputs import as_path
+from dsa_hw.utils.modules import check_finite_weights, weights_digest
 from dsa_hw.utils.progress import Bar
+from dsa_hw.utils.random_state import random_state_kept
 from profilers.targets import resolve
 
 if TYPE_CHECKING:
@@ -54,6 +58,8 @@ if TYPE_CHECKING:
     from profilers.targets import Target
 
 __all__ = ["compare"]
+
+_log = logging.getLogger(__name__)
 
 _CLOSE = 0.01  # latencies nearer than this are equal enough to stop measuring
 _MOST = 4  # measurements for one network that is brought to equal latency
@@ -103,11 +109,12 @@ def compare(
         InfeasibleBudgetError: A budget cannot be met; raised before anything is allocated.
         MeasurementError: Latencies cannot be trusted; what was trained stays in ``out``.
     """
-    with tempfile.TemporaryDirectory() as spare:
+    folder = None if out is None else as_path(out, "out")
+    with tempfile.TemporaryDirectory() as spare, random_state_kept():
         run = _ComparisonRun(
             model, data, list(budgets), resolve(target), methods, dict(options or {}),
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
-            Path(out or spare), progress, listener or (lambda text: None), command,
+            folder or Path(spare), progress, listener or (lambda text: None), command,
         )  # fmt: skip
         table = run.run(equal)
         if out is None:
@@ -134,8 +141,10 @@ class _ComparisonRun:
         say: Callable[[str], None],
         command: str,
     ) -> None:
-        if not budgets or not methods:
-            raise BudgetError(f"Give at least one budget and one method; got {len(budgets)} and {len(methods)}.")
+        check_budgets(budgets)
+        methods = [methods] if isinstance(methods, str) else methods
+        if not methods:
+            raise BudgetError(f"Give at least one method; got {methods!r}.")
         self.wanted = [
             (i, method)
             for i, budget in enumerate(budgets)
@@ -156,15 +165,21 @@ class _ComparisonRun:
         self.data = found
         torch.manual_seed(settings.seed)
         self.dense, self.name, _ = named_model(model, profiling.name, found)
+        check_finite_weights(self.dense, "the dense network")
         inputs = (torch.randn(found.shape, generator=torch.Generator().manual_seed(0)),)
-        question = {
-            "what": "comparison", "model": self.name, "weights": weights_digest(self.dense)[:16], "data": found.name,
-            "contents": fingerprint_data(found.train, found.val, found.test), "target": target.title,
-            "statistic": self.rules.statistic, "samples": profiling.samples, "holdout": profiling.holdout,
-            "grid": profiling.grid, "refinement": repr(refinement), **settings.question(),
-            "options": {m: dict(o) for m, o in options.items()},
-        }  # fmt: skip
-        self.folder = RunFolder(out, question)
+        self.folder = RunFolder(
+            out,
+            question_of(
+                {"train": found.train, "val": found.val, "test": found.test}, what="comparison", model=self.name,
+                weights=dict(self.dense.state_dict()), data=found.name, target=target.title,
+                statistic=self.rules.statistic, samples=profiling.samples, holdout=profiling.holdout,
+                grid=profiling.grid, refinement=asdict(refinement), **settings.question(),
+                options={m: dict(o) for m, o in options.items()},
+            ),
+        )  # fmt: skip
+        if self.folder.rows():
+            finished = len(self.folder.rows())
+            _log.warning("Continuing an earlier comparison: %d networks are finished in %s.", finished, out)
         self.groups = find_groups(self.dense, inputs)
         self.task = Task(
             self.dense, self.groups, inputs, replace(profiling, name=self.name), refinement.minimum, settings.seed,
@@ -195,14 +210,23 @@ class _ComparisonRun:
         return self._report(ids, self._session(ids))
 
     def _id(self, i: int, method: str) -> str:
-        return f"{self.budgets[i].key}-{str(self.budgets[i].quantity).replace(' ', '')}-{method}"
+        """Return the id of a network; equal only for budgets that are the same in every option."""
+        budget = self.budgets[i]
+        plain = type(budget)(budget.quantity).to_dict()
+        options = [f"{k}={v}" for k, v in budget.to_dict().items() if plain.get(k) != v]
+        kind = "-".join([budget.key, str(budget.quantity).replace(" ", ""), *options])
+        return f"{kind}-{method}"
 
     def _profile(self) -> None:
         self.say(f"profiling on {self.target.title}")
         with Bar(self.progress) as bar:
             task = replace(self.task, listener=bar)
-            self.profile = profile_for(task, self.target, self.rules, source=self.profiling.source)
+            source, store = self.profiling.source, self.task.store
+            if source is None and self.folder.rows():  # more measurements would be another cost model
+                source = store
+            self.profile = profile_for(task, self.target, self.rules, source=source)
         self.cost = cost_models.fit(self.profile, self.groups)
+        pin_cost(self.folder, self.cost, self.groups.sizes)
         grid = self.cost.provenance.grid
         self.grid = np.array([int(grid.get(n, 1)) for n in self.groups.names], np.int64)
 
@@ -240,6 +264,7 @@ class _ComparisonRun:
     ) -> None:
         """Fine-tune, test, and write everything down."""
         s, small = self.settings, found.model.eval()
+        rewind(self.data.train)  # an interrupted run continues only from the same statistics
         recalibrate(small, self.data.train)
         before = float(correct_predictions(small, self.data.test).mean())
         adapted = weights_digest(proposal.model) != weights_digest(self.dense)
@@ -260,7 +285,8 @@ class _ComparisonRun:
                 "cost": history["used_0"] * about["limit"] / dense,
                 "limit": history["limit_0"] / dense,
             }
-            pd.DataFrame(shares).to_csv(self.folder.path / "histories" / f"{slug(id)}.csv", index=False)
+            path = self.folder.path / "histories" / f"{slug(id)}.csv"
+            write_text(path, pd.DataFrame(shares).to_csv(index=False))
         self.folder.add(
             {
                 "id": id,
@@ -268,6 +294,7 @@ class _ComparisonRun:
                 "accuracy_before": before,
                 "accuracy": float(correct.mean()),
                 "epochs": epochs + (s.epochs if adapted else 0.0),
+                "weights": weights_digest(small),
                 "alpha": [float(a) for a in proposal.alpha],
                 "widths": {n: int(w) for n, w in zip(self.groups.names, found.widths, strict=True)},
             }
@@ -334,9 +361,11 @@ class _ComparisonRun:
         """Measure all networks in one interleaved session, or reuse one of the same networks and rules."""
         rules = asdict(self.meter.rules)
         known = self.folder.read("session.json")
-        same = {"ids": list(ids), "rules": rules, "environment": dict(self.meter.environment)}
-        if known and {key: known[key] for key in same} == same:
-            return dict(known)
+        rows = self.folder.rows()
+        weights = {id: rows[id]["weights"] if id in rows else weights_digest(self._rebuilt(id)) for id in ids}
+        same = {"ids": list(ids), "weights": weights, "rules": rules, "environment": dict(self.meter.environment)}
+        if known and {key: known.get(key) for key in same} == same:
+            return {**known, "readings": _with_infinity(known["readings"])}
         self.say(f"measuring {len(ids)} networks in one interleaved session")
         with Bar(self.progress) as bar:
             found = self.meter.read(
@@ -354,7 +383,7 @@ class _ComparisonRun:
             )
         date = pd.Timestamp.now().strftime("%Y-%m-%d")
         session = {**same, "date": date, "readings": {id: asdict(r) for id, r in found.items()}}
-        self.folder.write("session.json", session)
+        self.folder.write("session.json", {**session, "readings": _without_infinity(session["readings"])})
         return session
 
     def _decided(self, found: Mapping[str, Reading]) -> bool:
@@ -386,8 +415,22 @@ class _ComparisonRun:
             )
         )  # fmt: skip
         table = findings.rows.copy()
-        table.to_csv(self.folder.path / "comparison.csv", index=False)
+        write_text(self.folder.path / "comparison.csv", table.to_csv(index=False))
         page = write(findings, self.folder.path / "index.html")
         widths = {str(id): {g: int(w) for g, w in row.items()} for id, row in findings.widths.iterrows()}
         table.attrs = {"widths": widths, "report": str(page), "headline": findings.headline()}
         return table
+
+
+def _without_infinity(value: Any) -> Any:
+    """Return plain data with text in place of infinity and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_infinity(item) for key, item in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_infinity(value: Any) -> Any:
+    """Return what `_without_infinity` was given."""
+    if isinstance(value, dict):
+        return {key: _with_infinity(item) for key, item in value.items()}
+    return float(value) if value in ("inf", "-inf", "nan") else value

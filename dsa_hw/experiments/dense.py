@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from dsa_hw.errors import DsaError, ModelError
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
+from dsa_hw.methods.checkpoint import probed_costs
+from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.pipeline.meters import DENSE
 from dsa_hw.training.finetune import finetune
+from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.metrics import correct_predictions
+from dsa_hw.training.origins import Origin, plain_or_hash
+from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.inputs import check_model
+from dsa_hw.utils.text import one_line
 from dsa_hw.zoo.data import Data, load_data
 from dsa_hw.zoo.models import load_model
 
-__all__ = ["named_data", "named_model", "rewind", "train", "train_dense"]
+__all__ = ["named_data", "named_model", "pin_cost", "question_of", "rewind", "train", "train_dense"]
+
+_log = logging.getLogger(__name__)
 
 
 def named_data(data: str | Data | None, seed: int) -> Data | None:
-    """Return data by name, or as they are."""
-    return load_data(data, seed=seed) if isinstance(data, str) else data
+    """Return data by name, or as they are.
+
+    Raises:
+        ModelError: ``data`` is something else.
+    """
+    if data is None or isinstance(data, Data):
+        return data
+    if not isinstance(data, str):
+        raise ModelError(f"`data` must be the name of a data set or a dsa_hw.zoo.data.Data; got {data!r}.")
+    return load_data(data, seed=seed)
 
 
 def named_model(
@@ -45,9 +65,51 @@ def named_model(
     if isinstance(model, str):
         dense, example = load_model(model, shape)
         return dense, name or model, example
+    check_model(model)
     if example_inputs is None and shape is not None:
         example_inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return copy.deepcopy(model), name or type(model).__name__, example_inputs
+
+
+def question_of(loaders: Mapping[str, Any], **ingredients: Any) -> dict[str, Any]:
+    """Return what a run depends on as plain data for `RunFolder`: short plain values, and hashes of the others.
+
+    Where something cannot be compared between processes, a warning says so, and the run is never continued.
+
+    Args:
+        loaders: Loaders by name.
+        **ingredients: Everything else.
+    """
+    found: dict[str, Any] = {}
+    for name, value in {**ingredients, **loaders}.items():
+        try:
+            found[name] = fingerprint_loader(value) if name in loaders else plain_or_hash(value)
+        except UnstableError as error:
+            _log.warning("This run cannot be continued after an interruption: it depends on %s.", error)
+            found[name] = uuid.uuid4().hex
+    return found
+
+
+def pin_cost(folder: RunFolder, cost: Cost, sizes: Ints) -> None:
+    """Note the cost model by which networks are allocated, and refuse another one once there are networks.
+
+    Raises:
+        DsaError: Finished networks were allocated by another cost model.
+    """
+    wanted = Origin({}, tuple(probed_costs(CostSet([cost], sizes))))
+    known = folder.read("cost.json")
+    if known is None or not folder.rows():
+        folder.write("cost.json", wanted.to_dict())
+        return
+    try:
+        different = Origin.from_dict(known).differences(wanted)
+    except ValueError as error:
+        raise DsaError(f"Cannot read {folder.path / 'cost.json'}: {one_line(error)}. Delete the folder.") from error
+    if different:
+        raise DsaError(
+            f"{str(folder.path)!r} contains networks that were allocated by another cost model ({different}). Use the "
+            "profile of that run, choose another --out or delete the folder."
+        )
 
 
 def rewind(*loaders: Any) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dsa_hw.errors import TrainingError
+from dsa_hw.utils.numbers import check_number, check_positive, check_seed
+
 __all__ = ["ExperimentSettings"]
 
 
@@ -36,6 +39,14 @@ class ExperimentSettings:
     precision: str = "fp32"
     seed: int = 0
     reading: float = field(default=20.0, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("train_epochs", "epochs", "finetune_epochs"):
+            check_number(getattr(self, name), name, TrainingError)
+        for name in ("lr", "finetune_lr", "reading"):
+            check_positive(getattr(self, name), name, TrainingError)
+        check_seed(self.seed)
 
     def question(self) -> dict[str, Any]:
         """Return what changes the results; the time for measuring does not."""

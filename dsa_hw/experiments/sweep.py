@@ -7,10 +7,11 @@ budget that cannot be met ends the front and does not discard it.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +23,21 @@ from budgets import Budget, CostModel
 from budgets.budget import MeasuredBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
-from dsa_hw.experiments.dense import named_data, named_model, rewind, train, train_dense
+from dsa_hw.experiments.dense import named_data, named_model, pin_cost, question_of, rewind, train, train_dense
 from dsa_hw.experiments.report import plots
 from dsa_hw.experiments.run_folder import RunFolder, slug
 from dsa_hw.experiments.settings import ExperimentSettings
-from dsa_hw.pipeline.allocate import allocate
+from dsa_hw.pipeline.allocate import allocate, check_budgets
 from dsa_hw.pipeline.cost_models import Task, fit_cost_model
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.meters import rules_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
-from dsa_hw.training.fingerprints import fingerprint_data
 from dsa_hw.training.metrics import accuracy
-from dsa_hw.utils.modules import weights_digest
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.inputs import as_path
+from dsa_hw.utils.modules import check_finite_weights
 from dsa_hw.utils.progress import Bar
+from dsa_hw.utils.random_state import random_state_kept
 from profilers.targets import resolve
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from profilers.targets import Target
 
 __all__ = ["sweep"]
+
+_log = logging.getLogger(__name__)
 
 
 def sweep(
@@ -86,16 +91,16 @@ def sweep(
         BudgetError: There is no budget, or they are of several kinds.
         InfeasibleBudgetError: Not even the largest budget can be met.
     """
-    if not budgets:
-        raise BudgetError("A sweep needs budgets, for example latency=30%..90%:7; got none.")
+    check_budgets(list(budgets))
+    folder = None if out is None else as_path(out, "out")
     if len({type(b) for b in budgets}) > 1:
         kinds = ", ".join(sorted({b.key for b in budgets}))
         raise BudgetError(f"A sweep needs budgets of one kind; got {kinds}.")
-    with tempfile.TemporaryDirectory() as spare:
+    with tempfile.TemporaryDirectory() as spare, random_state_kept():
         run = _SweepRun(
             model, list(budgets), data, example_inputs, resolve(target), method, dict(options or {}),
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
-            Path(out or spare), progress, listener or (lambda text: None),
+            folder or Path(spare), progress, listener or (lambda text: None),
         )  # fmt: skip
         return run.run()
 
@@ -125,16 +130,23 @@ class _SweepRun:
         self.progress, self.say = progress, say
         torch.manual_seed(settings.seed)
         self.dense, self.name, example = named_model(model, profiling.name, self.data, example_inputs)
+        check_finite_weights(self.dense, "the dense network")
         self.inputs = example_for(self.dense, example)
-        loaders = (self.data.train, self.data.val, self.data.test) if self.data else ()
-        question = {
-            "what": "sweep", "model": self.name, "weights": weights_digest(self.dense)[:16], "kind": budgets[0].key,
-            "method": method, "data": self.data.name if self.data else None,
-            "contents": fingerprint_data(*loaders) if loaders else None, "target": target.title,
-            "samples": profiling.samples, "holdout": profiling.holdout, "grid": profiling.grid,
-            "refinement": repr(refinement), **settings.question(), "options": options,
-        }  # fmt: skip
-        self.folder = RunFolder(out, question)
+        found = self.data
+        # Each point starts from the weights of the one before, so that the budgets belong to the question.
+        self.folder = RunFolder(
+            out,
+            question_of(
+                {name: getattr(found, name) for name in ("train", "val", "test") if found}, what="sweep",
+                model=self.name, weights=dict(self.dense.state_dict()), method=method,
+                inputs=[[str(x.dtype), *x.shape] for x in self.inputs], data=found.name if found else None,
+                budgets=[b.to_dict() for b in _ordered(budgets)], target=target.title,
+                samples=profiling.samples, holdout=profiling.holdout, grid=profiling.grid,
+                refinement=asdict(refinement), **settings.question(), options=options,
+            ),
+        )  # fmt: skip
+        if self.folder.rows():
+            _log.warning("Continuing an earlier sweep: %d points are finished in %s.", len(self.folder.rows()), out)
 
     def run(self) -> pd.DataFrame:
         """Train, profile, allocate from the largest budget down."""
@@ -142,10 +154,7 @@ class _SweepRun:
             train_dense(self.folder, self.dense, self.data, self.settings, progress=self.progress, say=self.say)
         cost = self._cost()
         warm = copy.deepcopy(self.dense)
-        ordered = {
-            str(budget.quantity).replace(" ", ""): budget
-            for budget in sorted(self.budgets, key=lambda b: -b.quantity.magnitude)
-        }
+        ordered = {str(budget.quantity).replace(" ", ""): budget for budget in _ordered(self.budgets)}
         infeasible: dict[str, str] = {}
         for number, (id, budget) in enumerate(ordered.items(), 1):
             kept = self.folder.weights(f"{id} warm")
@@ -172,14 +181,19 @@ class _SweepRun:
                 self.dense, find_groups(self.dense, self.inputs), self.inputs, replace(self.profiling, name=self.name),
                 self.refinement.minimum, s.seed, self.folder.path / "profile.sqlite", bar,
             )  # fmt: skip
-            return fit_cost_model(
+            source = self.profiling.source if budget.profile is None else budget.profile
+            if source is None and self.folder.rows():  # more measurements would be another cost model
+                source = task.store
+            cost = fit_cost_model(
                 task,
                 self.target,
                 rules_for(budget, self.profiling.rules),
-                source=self.profiling.source if budget.profile is None else budget.profile,
+                source=source,
                 quantity=budget.key,
                 counter=getattr(budget, "counter", None),
             )
+        pin_cost(self.folder, cost, task.groups.sizes)
+        return cost
 
     def _point(self, id: str, budget: Budget, warm: nn.Module, cost: CostModel | None) -> nn.Module:
         s, data = self.settings, self.data
@@ -212,7 +226,7 @@ class _SweepRun:
         adapted = result.proposal.model if result.proposal is not None else warm
         self.folder.keep(id, result.model)
         self.folder.keep(f"{id} warm", adapted)
-        result.plan.save(self.folder.path / "plans" / f"{slug(id)}.json")
+        result.current_plan().save(self.folder.path / "plans" / f"{slug(id)}.json")
         entry = result.certificate.entries[0]
         self.folder.add(
             {
@@ -238,10 +252,15 @@ class _SweepRun:
         rows = [self.folder.rows()[id] for id in ids]
         table = pd.DataFrame([{k: v for k, v in row.items() if k not in ("id", "widths")} for row in rows])
         table["accuracy"] = table["accuracy"].astype(float)
-        table.to_csv(self.folder.path / "front.csv", index=False)
+        write_text(self.folder.path / "front.csv", table.to_csv(index=False))
         budget = self.budgets[0]
         unit = "s" if budget.dimension == "time" else budget.dimension
         plots.save(plots.front(table, budget.title, unit), self.folder.path / "front.png")
         widths = {row["asked"]: row["widths"] for row in rows}
         table.attrs = {"widths": widths, "infeasible": infeasible, "target": self.target.title}
         return table
+
+
+def _ordered(budgets: Sequence[Budget]) -> list[Budget]:
+    """Return the budgets from the largest down."""
+    return sorted(budgets, key=lambda b: -b.quantity.magnitude)

@@ -1,6 +1,7 @@
 """Proposals on disk, so that the same call continues after an interruption and does not train again.
 
-The file holds tensors and text and is read with ``weights_only``. A file of another problem is not used.
+The file holds tensors and text with a checksum. A file of another problem is not used, and a warning says how the
+problems differ.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +17,20 @@ import numpy as np
 import pandas as pd
 import torch
 
+from dsa_hw.errors import TrainingError
+from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import solve
-from dsa_hw.training.fingerprints import UnstableError, fingerprint, fingerprint_loader
-from dsa_hw.utils.files import whole_file
+from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
+from dsa_hw.training.origins import Origin, read_state, write_state
+from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.text import one_line
 
-__all__ = ["solve_or_resume"]
+__all__ = ["probed_costs", "solve_or_resume"]
 
 _log = logging.getLogger(__name__)
+
+_PROBES = 16  # configurations at which costs are compared; a changed profile changes a cost at nearly all of them
 
 
 def solve_or_resume(problem: Problem, method: str, folder: Path | None) -> Proposal:
@@ -39,60 +44,98 @@ def solve_or_resume(problem: Problem, method: str, folder: Path | None) -> Propo
     if folder is None:
         return solve(problem, method)
     try:
-        path, key = folder / "proposal.pt", _key(problem, method)
+        origin = _origin(problem, method)
     except UnstableError as error:
         _log.warning("This allocation cannot be continued after an interruption: it depends on %s.", error)
         return solve(problem, method)
-    if path.exists() and (found := _kept(path, key, problem)) is not None:
+    path, unfinished = folder / "proposal.pt", folder / "allocating"
+    if _is_of_same(path, origin) and (found := _kept(path, problem)) is not None:
         _log.warning("Continuing an earlier allocation: keep ratios and weights come from %s.", path)
         return found
-    unfinished = folder / f"allocating-{key[:12]}"
     if unfinished.exists():
-        _log.warning("Continuing an earlier allocation that was interrupted, from %s.", unfinished)
+        if _is_of_same(unfinished / "origin.pt", origin):
+            _log.warning("Continuing an earlier allocation that was interrupted, from %s.", unfinished)
+        else:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True, exist_ok=True)
+    write_state(unfinished / "origin.pt", origin, {})
     made = solve(replace(problem, folder=unfinished), method)
     scores = None if made.importance is None else [torch.as_tensor(np.asarray(s, np.float64)) for s in made.importance]
     content = {
-        "key": key,
         "alpha": torch.from_numpy(made.alpha),
         "weights": made.model.state_dict(),
         "importance": scores,
-        "history": made.history.to_json(orient="split"),
+        "history": made.history.to_json(orient="split", double_precision=15),
     }
-    with whole_file(path) as temporary:
-        torch.save(content, temporary)
+    write_state(path, origin, content)
     shutil.rmtree(unfinished, ignore_errors=True)
     return made
 
 
-def _kept(path: Path, key: str, problem: Problem) -> Proposal | None:
-    """Return a proposal of the same problem; None if the file is damaged or of another problem."""
+def _is_of_same(path: Path, origin: Origin) -> bool:
+    """Return whether a file is there and of the same problem; otherwise warn how they differ."""
+    if not path.exists():
+        return False
     try:
-        content = torch.load(path, weights_only=True)
-        if content["key"] != key:
-            return None
+        known, _ = read_state(path)
+    except TrainingError as error:
+        _log.warning("%s The allocation starts again.", one_line(error))
+        return False
+    if different := known.differences(origin):
+        _log.warning(
+            "%s is of an allocation with different settings (%s). The allocation starts again and replaces it; choose "
+            "another out to keep both.",
+            path,
+            different,
+        )
+    return not different
+
+
+def _kept(path: Path, problem: Problem) -> Proposal | None:
+    """Return a proposal of the same problem; None if the file does not fit it."""
+    try:
+        _, content = read_state(path)
         model = copy.deepcopy(problem.model)
         model.load_state_dict(content["weights"])
-        scores = content["importance"]
+        scores, alpha = content["importance"], content["alpha"].numpy()
+        if alpha.shape != (len(problem.groups),) or not np.isfinite(alpha).all():
+            raise ValueError(f"it has {alpha.size} keep ratios for {len(problem.groups)} groups")
         history = pd.read_json(io.StringIO(content["history"]), orient="split")
-        return Proposal(
-            content["alpha"].numpy(), model, None if scores is None else [s.numpy() for s in scores], history
-        )
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        return Proposal(alpha, model, None if scores is None else [s.numpy() for s in scores], history)
+    except (TrainingError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         _log.warning("%s cannot be used (%s). The allocation starts again.", path, one_line(error))
         return None
 
 
-def _key(problem: Problem, method: str) -> str:
-    """Return a hash of all that a proposal depends on; of data not in memory, the first batch and the length."""
-    about = {
+def _origin(problem: Problem, method: str) -> Origin:
+    """Return all that a proposal depends on; of data not in memory, the first batch and the sizes."""
+    ingredients = {
         "method": method,
-        "budgets": [b.to_dict() for b in problem.costs.budgets],
-        "limits": [f"{limit:.6g}" for limit in problem.costs.limits],
-        "least": [f"{ratio:.6g}" for ratio in problem.least],
-        "fingerprint": problem.groups.fingerprint,
-        "settings": [problem.importance, problem.minimum, problem.epochs, problem.seed, problem.options],
-        "data": [fingerprint_loader(problem.train), fingerprint_loader(problem.val)],
+        "budgets": [budget.to_dict() for budget in problem.costs.budgets],
+        "network": problem.groups.fingerprint,
+        "inputs": [[str(x.dtype), *x.shape] for x in problem.example_inputs if isinstance(x, torch.Tensor)],
+        "grid": None if problem.grid is None else [int(step) for step in problem.grid],
+        "minimum": problem.minimum,
+        "importance": problem.importance,
+        "epochs": problem.epochs,
+        "seed": problem.seed,
+        **{f"options.{name}": value for name, value in problem.options.items()},
+        "train": fingerprint_loader(problem.train),
+        "val": fingerprint_loader(problem.val),
         "loss": problem.loss,
         "weights": dict(problem.model.state_dict()),
     }
-    return fingerprint(about)
+    return Origin.of(ingredients, probed_costs(problem.costs, problem.least))
+
+
+def probed_costs(costs: CostSet[Cost], least: Floats | None = None) -> list[float]:
+    """Return what tells cost functions apart: limits, and costs of the dense network and at random keep ratios.
+
+    Args:
+        costs: The costs, with their limits.
+        least: Smallest keep ratios (K,); None for 0.05.
+    """
+    low = np.full(len(costs.sizes), 0.05) if least is None else least
+    points = np.random.default_rng(0).uniform(low, 1.0, (_PROBES, len(costs.sizes)))
+    values = [costs.dense, *(costs.at_ratios(point) for point in points)]
+    return [*costs.limits[np.isfinite(costs.limits)].tolist(), *np.concatenate(values).tolist()]

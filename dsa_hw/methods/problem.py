@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from dsa_hw.channels import ChannelGroups, select_channels, shrink
 from dsa_hw.channels.importance import Importance
+from dsa_hw.errors import TrainingError, WidthError
 from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.rounding import narrowest, round_widths
 from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.numbers import check_number, check_seed, check_share
 
 __all__ = ["Batches", "Loss", "Problem", "Proposal", "Realised", "realise"]
 
@@ -62,6 +64,19 @@ class Problem:
     progress: bool = False
     folder: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            WidthError: ``minimum`` is not in [0, 1].
+            TrainingError: ``epochs`` is not a number from 0.
+            DsaError: ``seed`` is not a whole number from 0.
+        """
+        check_share(self.minimum, "minimum", WidthError)
+        check_seed(self.seed)
+        if self.epochs is not None:
+            check_number(self.epochs, "epochs", TrainingError)
 
     @property
     def least(self) -> Floats:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from dsa_hw.errors import BudgetError, ProfileError, WidthError
 from dsa_hw.pipeline.reading import CONFIDENCE
+from dsa_hw.utils.numbers import check_positive, check_share
 
 if TYPE_CHECKING:
     from dsa_hw.channels.importance import Importance
@@ -42,6 +45,14 @@ class ProfileOptions:
     rules: MeasuringRules | None = None
     force: bool = False
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, least in (("samples", 1), ("holdout", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise ProfileError(f"`{name}` must be a whole number from {least}; got {value!r}.")
+        check_positive(self.time_limit, "time_limit", ProfileError)
 
     @property
     def reading_limit(self) -> float:
@@ -87,3 +98,11 @@ class RefinementOptions:
     local: float = 0.03
     length: float = 0.1
     noise: float = 0.002
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_share(self.minimum, "minimum", WidthError)
+        check_share(self.use, "use", BudgetError)
+        check_share(self.confidence, "confidence", BudgetError, strict=True)
+        if isinstance(self.most, bool) or not isinstance(self.most, Integral) or self.most < 1:
+            raise BudgetError(f"`most` must be a whole number from 1; got {self.most!r}.")

@@ -7,8 +7,8 @@ BF16 and on GPUs.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-import pickle
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,18 @@ from torch import nn
 from tqdm import tqdm
 
 from dsa_hw.errors import TrainingError
+from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
 from dsa_hw.training.losses import Loss, autocast, checked_loss
-from dsa_hw.utils.files import whole_file
-from dsa_hw.utils.modules import device_of, modes_kept
+from dsa_hw.training.origins import Origin, read_state, write_state
+from dsa_hw.utils.commands import TerminatedError, terminate
+from dsa_hw.utils.modules import check_finite_weights, device_of, modes_kept
+from dsa_hw.utils.numbers import check_number
 from dsa_hw.utils.text import one_line
 
-__all__ = ["defer_interrupt", "finetune", "one_cycle", "trainable_parameters"]
+__all__ = ["defer_interrupt", "finetune", "interruption", "one_cycle", "trainable_parameters"]
+
+_log = logging.getLogger(__name__)
 
 # Steps per row of the table that `finetune` returns.
 _ROW = 50
@@ -65,24 +70,28 @@ def finetune(
         progress: Whether to show a progress bar.
         title: Label of the progress bar.
         folder: Where to keep a checkpoint, written after every epoch and on Ctrl-C, which finishes the present step
-            first. The same call continues from it and gives the same weights.
+            first. The same call continues from it and gives the same weights; a call with other weights, data or
+            settings is refused.
 
     Returns:
         A row per 50 steps: step, lr, loss.
 
     Raises:
-        TrainingError: Nothing can be trained, the loss is not finite, or the checkpoint does not fit.
+        TrainingError: Nothing can be trained, ``epochs`` or ``lr`` is not a number from 0, the loss is not finite, or
+            the checkpoint does not fit.
     """
+    check_number(epochs, "epochs", TrainingError)
+    check_number(lr, "lr", TrainingError)
     optimiser = torch.optim.SGD(
         trainable_parameters(model), lr, momentum=momentum, weight_decay=weight_decay, nesterov=True
     )
     epoch = length_of(loader)
     steps = max(1, round(epochs * epoch))
     device = device_of(model)
-    run = _TrainingRun(
-        model, optimiser, RepeatingLoader(loader), None if folder is None else folder / "finetune.pt", steps
-    )
-    run.resume()
+    run = _TrainingRun(model, optimiser, RepeatingLoader(loader), steps)
+    if folder is not None:
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "warm_up": warm_up}
+        run.keep_in(folder, {"epochs": epochs, "steps": steps, **settings, "precision": precision, "loss": loss})
     bar = tqdm(total=steps, initial=run.step, desc=title, unit="step", delay=2, disable=None if progress else True)
     with modes_kept(model), bar, defer_interrupt() as interrupts:
         model.train()
@@ -99,7 +108,8 @@ def finetune(
             if interrupts or (run.step % epoch == 0 and run.step < steps):
                 run.save()
             if interrupts:
-                raise KeyboardInterrupt
+                raise interruption(interrupts)
+    check_finite_weights(model, "the trained network", TrainingError)
     return pd.DataFrame(run.rows)
 
 
@@ -137,37 +147,51 @@ def one_cycle(progress: float, warm_up: float = 0.2) -> float:
 def defer_interrupt() -> Iterator[list[int]]:
     """Collect the first Ctrl-C in a list instead of raising KeyboardInterrupt; a second one interrupts at once.
 
-    Outside the main thread, where Python delivers no signals, the list stays empty.
+    SIGTERM is collected too where it would raise, as in the commands of this project. Outside the main thread, where
+    Python delivers no signals, the list stays empty.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    if signal.getsignal(signal.SIGTERM) is terminate:
+        before[signal.SIGTERM] = terminate
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def note(number: int, frame: Any) -> None:
         received.append(number)
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    signal.signal(signal.SIGINT, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
+
+
+def interruption(received: list[int]) -> KeyboardInterrupt:
+    """Return what to raise for the signals that `defer_interrupt` collected."""
+    return TerminatedError() if signal.SIGTERM in received else KeyboardInterrupt()
 
 
 class _TrainingRun:
-    """Position of a fine-tuning: weights, optimiser, place in the data, losses; saved to ``file`` if given."""
+    """Position of a fine-tuning: weights, optimiser, place in the data, losses; saved to ``file`` if there is one."""
 
     def __init__(
         self,
         model: nn.Module,
         optimiser: torch.optim.Optimizer,
         source: RepeatingLoader,
-        file: Path | None,
         steps: int,
     ) -> None:
-        self.model, self.optimiser, self.source, self.file, self.steps = model, optimiser, source, file, steps
+        self.model, self.optimiser, self.source, self.steps = model, optimiser, source, steps
+        self.file: Path | None = None
+        self.origin = Origin({})
         self.step, self.seen = 0, 0.0
         self.rows: list[dict[str, float]] = []
 
@@ -179,29 +203,45 @@ class _TrainingRun:
             self.rows.append({"step": self.step, "lr": self.optimiser.param_groups[0]["lr"], "loss": mean})
             self.seen = 0.0
 
+    def keep_in(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Save checkpoints in a folder, and continue from the one that is there.
+
+        Raises:
+            TrainingError: The checkpoint is damaged, or of a training with other weights, data or settings.
+        """
+        try:
+            data = fingerprint_loader(self.source.loader)
+            self.origin = Origin.of({**settings, "data": data, "weights": dict(self.model.state_dict())})
+        except UnstableError as error:
+            _log.warning("This training cannot be continued after an interruption: it depends on %s.", error)
+            return
+        self.file = folder / "finetune.pt"
+        if not self.file.exists():
+            return
+        known, state = read_state(self.file, device_of(self.model))
+        if different := known.differences(self.origin):
+            raise TrainingError(
+                f"{self.file} is of a training with different settings ({different}). Delete it to start again, or "
+                "choose another folder."
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.source.load_state_dict(state["source"])
+            self.step, self.seen, self.rows = state["step"], state["seen"], state["rows"]
+            torch.set_rng_state(state["random"].cpu())
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise TrainingError(
+                f"The checkpoint {self.file} cannot be used: {one_line(error)}. Delete it to start again."
+            ) from error
+        _log.warning("Continuing a training at step %d of %d, from %s.", self.step, self.steps, self.file)
+
     def save(self) -> None:
+        """Write the checkpoint, if there is a place for it."""
         if self.file is None:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Any] = {"model": self.model, "optimiser": self.optimiser, "source": self.source}
         state = {name: part.state_dict() for name, part in parts.items()}
-        state |= {"step": self.step, "seen": self.seen, "rows": self.rows, "steps": self.steps}
-        with whole_file(self.file, TrainingError) as temporary:
-            torch.save({**state, "random": torch.get_rng_state()}, temporary)
-
-    def resume(self) -> None:
-        if self.file is None or not self.file.exists():
-            return
-        try:
-            state = torch.load(self.file, map_location=device_of(self.model), weights_only=True)
-            if state["steps"] != self.steps:
-                raise ValueError(f"it is of a training of {state['steps']} steps, not of {self.steps}")
-            self.model.load_state_dict(state["model"])
-            self.optimiser.load_state_dict(state["optimiser"])
-        except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
-            raise TrainingError(
-                f"The checkpoint {self.file} cannot be used: {one_line(error)}. Delete it to start again."
-            ) from error
-        self.source.load_state_dict(state["source"])
-        self.step, self.seen, self.rows = state["step"], state["seen"], state["rows"]
-        torch.set_rng_state(state["random"].cpu())
+        state |= {"step": self.step, "seen": self.seen, "rows": self.rows}
+        write_state(self.file, self.origin, {**state, "random": torch.get_rng_state()})

@@ -15,19 +15,23 @@ import inspect
 import random
 import sys
 import types
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from dsa_hw.errors import TrainingError
+from dsa_hw.training.loaders import on_device
+from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.utils.modules import device_of, evaluating
+from dsa_hw.utils.text import first_line
 from dsa_hw.zoo.data import Batches
 
-__all__ = ["UnstableError", "fingerprint", "fingerprint_data", "fingerprint_loader"]
+__all__ = ["UnstableError", "check_loader", "fingerprint", "fingerprint_loader"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, Path)
 # Attributes of a loader behind which data, order and random numbers come from.
@@ -55,7 +59,9 @@ def fingerprint(value: Any) -> str:
 
 
 def fingerprint_loader(loader: Any) -> str:
-    """Return the SHA-256 of a list or `dsa_hw.zoo.data.Batches`, or of the length and first batch of another loader.
+    """Return the SHA-256 of a list or `dsa_hw.zoo.data.Batches`, or of the sizes and first batch of another loader.
+
+    Sizes are the numbers of batches and of examples.
 
     The first batch is read with fixed random numbers, so that a loader that shuffles gives the same one in every
     process. Random states, and the attributes of the loader, its data set and its samplers, are restored afterwards.
@@ -63,23 +69,60 @@ def fingerprint_loader(loader: Any) -> str:
     Raises:
         UnstableError: The loader can be read only once, or its batches have no fingerprint.
     """
-    if loader is None or isinstance(loader, (list, tuple)):
+    if loader is None or type(loader) in (list, tuple):
         return fingerprint(loader)
     if isinstance(loader, Batches):
         return fingerprint(("Batches", {k: v for k, v in vars(loader).items() if k != "epoch"}))
-    try:
-        length = len(loader)
-    except TypeError:
-        length = None
-    return fingerprint(("loader", length, _first_batch(loader)))
+    return fingerprint(("loader", _length(loader), _length(getattr(loader, "dataset", None)), _first_batch(loader)))
 
 
-def fingerprint_data(*loaders: Any) -> str:
-    """Return one fingerprint of several loaders; a random one if one of them has none."""
+def check_loader(model: nn.Module, loader: Any, name: str) -> None:
+    """Check that the network runs on the first batch of a loader; a loader that can be read only once is not read.
+
+    The state of the loader and all random numbers are the same afterwards as before.
+
+    Args:
+        model: The network; not changed.
+        loader: The loader; None is accepted.
+        name: The argument in the message.
+
+    Raises:
+        TrainingError: The loader is something else, gives no batch, or gives inputs that the network does not accept.
+    """
+    if loader is None:
+        return
+    if isinstance(loader, (str, bytes)) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise TrainingError(f"`{name}` must be a loader of (inputs, targets); got {loader!r}.")
+    if isinstance(loader, Dataset):
+        raise TrainingError(
+            f"`{name}` must be a loader of batches, for example DataLoader(dataset, batch_size=64); got the data set "
+            f"{type(loader).__name__}."
+        )
     try:
-        return fingerprint([fingerprint_loader(loader) for loader in loaders])
+        batch = _first_batch(loader)
     except UnstableError:
-        return uuid.uuid4().hex
+        return
+    if isinstance(batch, str):
+        raise TrainingError(f"The {name} loader is empty. Give one with at least one batch.")
+    inputs, _ = on_device(batch, device_of(model))
+    args, kwargs = as_inputs([inputs] if isinstance(inputs, Tensor) else inputs)
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(*args, **kwargs)
+    except Exception as error:  # whatever the forward of the user raises
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        given = ", ".join(f"{'x'.join(map(str, a.shape))} {str(a.dtype).removeprefix('torch.')}" for a in tensors)
+        raise TrainingError(
+            f"The network does not run on a batch of the {name} loader ({given}): {first_line(error)}. Give inputs of "
+            "the type and shape of `example_inputs`."
+        ) from error
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:
+        return None
 
 
 def _feed(digest: Any, value: Any) -> None:

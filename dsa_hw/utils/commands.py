@@ -1,23 +1,49 @@
-"""One way to run a command: errors on one line, exit codes, interrupts and closed pipes."""
+"""One way to run a command: errors on one line, exit codes, signals and closed pipes."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
+import re
+import select
+import signal
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from dsa_hw.errors import DsaError
+from dsa_hw.utils.files import cache_folder, write_text
 from dsa_hw.utils.text import one_line
 
-__all__ = ["run_command"]
+__all__ = ["TerminatedError", "run_command", "terminate"]
 
 _log = logging.getLogger(__name__)
 
+_UNEXPECTED = 1
+_INTERRUPTED = 130  # as a shell reports SIGINT
+_TERMINATED = 143  # and SIGTERM
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C: work is saved and temporary files are removed."""
+
+
+def terminate(number: int, frame: Any) -> None:
+    """Raise `TerminatedError`; the handler of SIGTERM while a command runs."""
+    raise TerminatedError
+
 
 def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = False, out: Path | None = None) -> int:
-    """Run a command and report its errors on standard error.
+    """Run a command and report its errors on standard error, each on one line.
+
+    The traceback of an unexpected error is written to a file in the cache folder or a temporary one.
 
     Args:
         prog: The command as it was typed; it begins every error message.
@@ -26,22 +52,92 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         out: The file or folder from which an interrupted command continues; None where nothing is kept.
 
     Returns:
-        The exit code: that of ``run``, of the error, or 130 for an interrupt.
+        The exit code: that of ``run``, of the error, 1 for an unexpected error, 130 for Ctrl-C or 143 for SIGTERM.
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+    if verbose:  # an outer command may have configured it already
+        logging.getLogger().setLevel(logging.INFO)
     try:
-        code = int(run() or 0)
-        sys.stdout.flush()  # a closed pipe fails here, not when the interpreter ends
-        return code
+        with _sigterm_raises():
+            code = int(run() or 0)
+            sys.stdout.flush()  # a closed pipe fails here, not when the interpreter ends
+            return code
     except DsaError as error:
         if verbose:
             _log.exception(prog)
-        sys.stderr.write(f"{prog}: {one_line(error, 2000)}\n")
+        _say(f"{prog}: {one_line(error, 2000)}")
         return error.exit_code
-    except BrokenPipeError:  # the reader of a pipe was closed: `dsa-hw inspect | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        ended = "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
         kept = "Nothing was kept." if out is None else f"Finished work is in {out}. Repeat the command to continue."
-        sys.stderr.write(f"\n{prog}: Interrupted. {kept}\n")  # a new line, below the progress bar and ^C
-        return 130
+        _say(f"\n{prog}: {ended}. {kept}")  # a new line, below the progress bar and ^C
+        return _TERMINATED if isinstance(error, TerminatedError) else _INTERRUPTED
+    except Exception as error:
+        gone = _lost_output()
+        if gone and isinstance(error, BrokenPipeError):
+            return 0  # the reader of a pipe was closed: `dsa-hw inspect | head`
+        if verbose:
+            _log.exception(prog)
+        where = _write_traceback(prog, error)
+        _say(
+            f"{prog}: Unexpected {type(error).__name__}: {one_line(error, 500).rstrip('.')}. {where} Please report it "
+            "with the command."
+        )
+        return _UNEXPECTED
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise `TerminatedError`, if nothing else handles it; only the main thread may set a handler."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _lost_output() -> bool:
+    """Return whether standard output cannot be written; then discard what is left for it."""
+    try:
+        sys.stdout.flush()
+        # Python discards what a closed pipe did not take, so that flushing again succeeds. Ask the pipe.
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            return False
+    except (io.UnsupportedOperation, AttributeError):  # not a file; Windows has no poll
+        return False
+    except (OSError, ValueError):  # ValueError: closed
+        pass
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _write_traceback(prog: str, error: Exception) -> str:
+    """Write the traceback to a file and return a sentence that names it."""
+    text = "".join(traceback.format_exception(error))
+    name = re.sub(r"[^a-z0-9]+", "-", prog.lower()).strip("-")
+    name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    reason: object = ""
+    for is_cache in (True, False):
+        try:
+            folder = cache_folder() / "tracebacks" if is_cache else Path(tempfile.mkdtemp(prefix="dsa-hw-"))
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, f"{prog}\n{text}")
+        except (DsaError, OSError) as failed:
+            reason = failed
+        else:
+            return f"The traceback is in {path}."
+    return f"The traceback cannot be written ({one_line(reason)})."
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsa_hw.errors import TrainingError
+from dsa_hw.utils.numbers import check_number
 from dsa_hw.utils.text import unknown_name
 
 __all__ = ["Recipe"]
@@ -51,6 +52,11 @@ class Recipe:
     beta2: tuple[float, float] = (10.0, 100.0)
     precision: str = "fp32"
     allocator: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the lengths and the learning rate."""
+        for name in ("warm_up", "allocation", "finetune", "lr"):
+            check_number(getattr(self, name), name, TrainingError)
 
     @property
     def epochs(self) -> float:

@@ -12,7 +12,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,20 @@ from tqdm import tqdm
 from budgets.budget import Budget
 from dsa_hw.channels import ChannelGroups, shrink
 from dsa_hw.errors import MissingDependencyError, TrainingError
+from dsa_hw.methods.checkpoint import probed_costs
 from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
 from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
-from dsa_hw.training.finetune import defer_interrupt, one_cycle, trainable_parameters
+from dsa_hw.training.finetune import defer_interrupt, interruption, one_cycle, trainable_parameters
+from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
 from dsa_hw.training.losses import Loss, autocast, checked_loss
 from dsa_hw.training.metrics import accuracy
+from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.utils.arrays import Ints
-from dsa_hw.utils.files import whole_file
-from dsa_hw.utils.modules import device_of
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.modules import check_finite_weights, device_of
 from dsa_hw.utils.text import one_line
 
 __all__ = ["Trained", "Trainer"]
@@ -112,7 +115,7 @@ class Trainer:
             loss: ``loss(outputs, targets)``, a scalar.
             grid: Step of the widths (K,).
             folder: Where to write the log and checkpoints. Ctrl-C finishes the present step and saves; the same lines
-                continue and give the same result.
+                continue and give the same result. Other initial weights, data, budgets or settings are refused.
             tensorboard: Whether to write the log for TensorBoard, to ``folder``.
             progress: Whether to show a progress bar.
             seed: Seed of sampled masks.
@@ -123,6 +126,7 @@ class Trainer:
             InfeasibleBudgetError: A budget cannot be met.
         """
         trainable_parameters(model)
+        check_finite_weights(model, "the network", TrainingError)
         self.recipe, self.loss, self.grid, self.test = recipe, loss, grid, test
         self.groups = groups
         self.train, self.val = RepeatingLoader(train, "train"), RepeatingLoader(val, "val")
@@ -157,6 +161,7 @@ class Trainer:
         self._network, self._optimiser = self._prepared(model)
         self._seen = [0.0, 0.0]
         self._writer = _tensorboard(self.folder) if tensorboard and self._first else None
+        self._origin = None if self.folder is None else self._described(seed)
         self._resume()
         self._good = self._state()
 
@@ -184,13 +189,14 @@ class Trainer:
                     self._end_epoch(bar)
                 if self._any_rank(interrupts):
                     self._save()
-                    where = f"Saved in {self.folder}." if self.folder else "Not saved, because there is no folder."
+                    where = f"Saved in {self.folder}." if self._origin else "Not saved."
                     _log.warning("Interrupted at step %d of %d. %s", self.step, self.end, where)
-                    raise KeyboardInterrupt
+                    raise interruption(interrupts)
         if self.kept is None:
             self.kept = self._realise().kept
         widths = np.array([len(units) for units in self.kept], np.int64)
         network = self._plain
+        check_finite_weights(network, "the trained network", TrainingError)
         return Trained(network, self.allocator.keep_ratios, widths, self.kept, self.allocator, pd.DataFrame(self.rows))
 
     def advance(self) -> None:
@@ -295,7 +301,6 @@ class Trainer:
             "last": self.last.state_dict(),
             "rows": list(self.rows),
             "seen": list(self._seen),
-            "fingerprint": self.groups.fingerprint,
         }
         return copy.deepcopy(state)
 
@@ -318,23 +323,48 @@ class Trainer:
         if self.folder is None or not self._first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(self.rows).to_csv(self.folder / "log.csv", index=False)
-        self.allocator.history.to_csv(self.folder / "allocation.csv", index=False)
-        with whole_file(self.folder / "checkpoint.pt", TrainingError) as temporary:
-            torch.save(self._state(), temporary)
+        tables = {"log.csv": pd.DataFrame(self.rows), "allocation.csv": self.allocator.history}
+        for name, table in tables.items():
+            write_text(self.folder / name, table.to_csv(index=False), TrainingError)
+        if self._origin is not None:
+            write_state(self.folder / "checkpoint.pt", self._origin, self._state())
+
+    def _described(self, seed: int) -> Origin | None:
+        """Return what the training depends on; None, with a warning, where it cannot be compared."""
+        try:
+            loaders = {source.name: fingerprint_loader(source.loader) for source in (self.train, self.val, self.last)}
+            settings = {f"recipe.{name}": value for name, value in asdict(self.recipe).items()}
+            ingredients = {
+                "network": self.groups.fingerprint,
+                "budgets": [budget.to_dict() for budget in self.allocator.costs.budgets],
+                "grid": None if self.grid is None else [int(step) for step in self.grid],
+                "seed": seed,
+                **settings,
+                **loaders,
+                "loss": self.loss,
+                "weights": dict(self.dense.state_dict()),
+            }
+            return Origin.of(ingredients, probed_costs(self.allocator.costs))
+        except UnstableError as error:
+            _log.warning("This training cannot be continued after an interruption: it depends on %s.", error)
+            return None
 
     def _resume(self) -> None:
         file = self.folder / "checkpoint.pt" if self.folder is not None else None
-        if file is None or not file.exists():
+        if file is None or self._origin is None or not file.exists():
             return
+        known, state = read_state(file, device_of(self.dense))
+        # Ranks read different parts of the data; the first one compares.
+        if self._first and (different := known.differences(self._origin)):
+            raise TrainingError(
+                f"{file} is of a training with different settings ({different}). Give another folder, or delete it to "
+                "start again. Seed initial weights, so that the same lines make the same network."
+            )
         try:
-            state = torch.load(file, map_location=device_of(self.dense), weights_only=True)
-        except Exception as error:
-            raise TrainingError(f"{file} cannot be read: {one_line(error)}. Delete it to start again.") from error
-        if state["fingerprint"] != self.groups.fingerprint:
-            raise TrainingError(f"{file} is of another network. Give another folder, or delete it to start again.")
-        self._load(state)
-        _log.info("Continuing at step %d of %d.", self.step, self.end)
+            self._load(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainingError(f"{file} cannot be used: {one_line(error)}. Delete it to start again.") from error
+        _log.warning("Continuing at step %d of %d, from %s.", self.step, self.end, file)
 
 
 def _distributed() -> bool:

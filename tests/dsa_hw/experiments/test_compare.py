@@ -19,12 +19,13 @@ from dsa_hw.channels import find_groups
 from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError
 from dsa_hw.experiments.compare import compare
+from dsa_hw.experiments.dense import pin_cost
 from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.experiments.run_folder import RunFolder, slug
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.experiments.sweep import sweep
 from dsa_hw.pipeline.certificate import Certificate
-from dsa_hw.pipeline.options import ProfileOptions
+from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.zoo.data import Data
 from tests.fakes.digits import digits, formula, net
@@ -122,6 +123,105 @@ def test_the_same_call_trains_and_measures_nothing_again(
     pd.testing.assert_frame_equal(again, table)
 
 
+ASK: dict[str, Any] = {
+    "target": "formula/cpu",
+    "methods": ("uniform",),
+    "settings": QUICK,
+    "profiling": PROFILING,
+    "equal": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"model": 1}, "weights"),
+        ({"settings": replace(QUICK, seed=1)}, "seed"),
+        ({"settings": replace(QUICK, finetune_lr=0.01)}, "finetune_lr"),
+        ({"options": {"uniform": {"x": 1}}}, "options"),
+        ({"profiling": replace(PROFILING, samples=17)}, "samples"),
+        ({"refinement": RefinementOptions(minimum=0.1)}, "refinement"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_comparison_and_sweep_continue_only_where_everything_is_the_same(
+    changes: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither trains: reaching the training means that the folder was accepted."""
+    monkeypatch.setattr(comparison, "train_dense", _never)
+    monkeypatch.setattr("dsa_hw.experiments.sweep.train_dense", _never)
+
+    def ask(experiment: str, model: int = 0, **options: Any) -> None:
+        network = net()
+        next(network.parameters()).data[0] += model
+        wanted = {**ASK, **options, "out": tmp_path / experiment}
+        if experiment == "compare":
+            compare(network, digits(), BUDGETS[:1], **wanted)
+        wanted["options"] = wanted.get("options", {}).get("uniform")
+        del wanted["methods"], wanted["equal"]
+        sweep(network, BUDGETS[:1], data=digits(), method="uniform", **wanted)
+
+    for experiment in ("compare", "sweep"):
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="done already"):
+                ask(experiment)
+        with pytest.raises(
+            DsaError, match=rf"different settings \(.*{name}=.+, requested {name}=.+\)\. Choose another"
+        ):
+            ask(experiment, **changes)
+
+
+def test_sweep_of_other_budgets_is_not_mixed_into_a_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each point starts from the weights of the one before."""
+    monkeypatch.setattr("dsa_hw.experiments.sweep.allocate", _never)
+    ask: dict[str, Any] = {"example_inputs": torch.zeros(1, 3, 32, 32), "method": "uniform", "out": tmp_path}
+    with pytest.raises(AssertionError):
+        sweep(net(), [FlopsBudget("70%"), FlopsBudget("40%")], **ask)
+    with pytest.raises(AssertionError):
+        sweep(net(), [FlopsBudget("40%"), FlopsBudget("70%")], **ask)
+    with pytest.raises(DsaError, match=r"different settings \(budgets=.+, requested budgets=.+\)"):
+        sweep(net(), [FlopsBudget("70%"), FlopsBudget("50%"), FlopsBudget("40%")], **ask)
+
+
+def test_networks_of_another_cost_model_are_not_mixed(tmp_path: Path) -> None:
+    groups = find_groups(net(), (torch.zeros(1, 3, 32, 32),))
+    cost = budgets.flops(groups)
+
+    class Other:
+        def value(self, alpha: torch.Tensor) -> torch.Tensor:
+            return cost.value(alpha) * (1 + 0.02 * alpha[..., 0])
+
+        def gradient(self, alpha: Any) -> Any:
+            return cost.gradient(alpha)
+
+    folder = RunFolder(tmp_path, {"a": 1})
+    pin_cost(folder, cost, groups.sizes)
+    pin_cost(folder, Other(), groups.sizes)  # nothing was allocated yet
+    pin_cost(folder, cost, groups.sizes)
+    folder.add({"id": "one"})
+    pin_cost(folder, cost, groups.sizes)
+    with pytest.raises(DsaError, match=r"another cost model \(cost model=\S+, requested cost model=.*Use the profile"):
+        pin_cost(folder, Other(), groups.sizes)
+
+
+def test_budgets_that_differ_in_an_option_have_rows_of_their_own(done: tuple[Path, pd.DataFrame]) -> None:
+    run = object.__new__(comparison._ComparisonRun)
+    run.budgets = [LatencyBudget("50%"), LatencyBudget("50%", quantile=0.95), FlopsBudget("50%", convention="paper")]
+    ids = [run._id(i, "dsa") for i in range(3)]
+    assert ids == ["latency-50%-dsa", "latency-50%-quantile=0.95-dsa", "flops-50%-convention=paper-dsa"]
+
+
+def test_random_numbers_of_the_caller_are_given_back() -> None:
+    network, asked = net(), [FlopsBudget("70%")]
+    torch.manual_seed(7)
+    np.random.seed(7)
+    expected = (float(torch.rand(())), float(np.random.rand()))
+    torch.manual_seed(7)
+    np.random.seed(7)
+    sweep(network, asked, example_inputs=torch.zeros(1, 3, 32, 32), target="formula/cpu", method="uniform")
+    assert (float(torch.rand(())), float(np.random.rand())) == expected
+
+
 def _never(*args: Any, **options: Any) -> Any:
     raise AssertionError("this was done already")
 
@@ -187,7 +287,7 @@ def test_other_data_of_the_same_name_in_the_same_folder_are_refused(
     part: str, done: tuple[Path, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _ = done
-    with pytest.raises(DsaError, match=r"different settings \(contents"):
+    with pytest.raises(DsaError, match=rf"different settings \({part}=[0-9a-f]{{8}}, requested {part}=[0-9a-f]{{8}}\)"):
         compare(
             net(),
             other(part),
@@ -209,7 +309,7 @@ def test_other_data_of_the_same_name_in_the_same_folder_are_refused(
     for _ in range(2):  # the same data are let in, twice
         with pytest.raises(AssertionError):
             sweep(net(), BUDGETS[:1], data=digits(), **ask)
-    with pytest.raises(DsaError, match=r"different settings \(contents"):
+    with pytest.raises(DsaError, match=rf"different settings \({part}=[0-9a-f]{{8}}, requested {part}=[0-9a-f]{{8}}\)"):
         sweep(net(), BUDGETS[:1], data=other(part), **ask)
 
 

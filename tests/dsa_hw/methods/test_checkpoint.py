@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,29 @@ def problem(net: Net, example: torch.Tensor) -> dict[str, Any]:
     return {"model": net, "groups": groups, "costs": costs, "train": data(), "val": data(1.0)}
 
 
+class _Scaled:
+    """A cost 1% above another one, as of another profile."""
+
+    def __init__(self, cost: Any) -> None:
+        self.cost = cost
+
+    def value(self, alpha: torch.Tensor) -> torch.Tensor:
+        return 1.01 * self.cost.value(alpha)
+
+    def gradient(self, alpha: Any) -> Any:
+        return 1.01 * self.cost.gradient(alpha)
+
+
+def interrupt(problem: dict[str, Any], folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dsa_hw.methods.checkpoint.solve", _interrupted)
+        ask(problem, folder)
+
+
+def _interrupted(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 def ask(problem: dict[str, Any], folder: Path) -> Proposal:
     return solve_or_resume(Problem(**problem), "trivial", folder)
 
@@ -75,6 +100,10 @@ def ask(problem: dict[str, Any], folder: Path) -> Proposal:
         {"options": {"precision": "bf16"}},
         {"epochs": 2.0},
         {"minimum": 0.1},
+        {"grid": np.array([2])},
+        {"model": "other weights"},
+        {"costs": "55%"},
+        {"costs": "other cost"},
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -85,6 +114,15 @@ def test_kept_proposal_is_used_for_the_same_problem_only(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    if "model" in changes:
+        changes = {"model": copy.deepcopy(problem["model"])}
+        next(changes["model"].parameters()).data[0] += 1e-3
+    if "costs" in changes:
+        costs = CostSet.of(budgets.FlopsBudget("55%"), problem["groups"])
+        other = _Scaled(costs.costs[0])
+        same_limit = CostSet([other], costs.sizes, problem["costs"].limits, problem["costs"].budgets)
+        changes = {"costs": costs if changes["costs"] == "55%" else same_limit}
+    changes = {k: np.full(len(problem["groups"]), 2) if k == "grid" else v for k, v in changes.items()}
     ask(problem, tmp_path)
     torch.rand(3)  # an unseeded program: the order of the images is another one in every process
     with caplog.at_level(logging.WARNING):
@@ -95,6 +133,8 @@ def test_kept_proposal_is_used_for_the_same_problem_only(
     ask({**problem, **changes}, tmp_path)
     assert len(solved) == 2, "solved again"
     assert "Continuing" not in caplog.text
+    name = {"options": "options.precision", "costs": "cost model", "model": "weights"}.get(*changes, *changes)
+    assert re.search(rf"different settings \(.*{name}=.+, requested {name}=.+\)", caplog.text)
     ask({**problem, **changes}, tmp_path)
     assert len(solved) == 2, "and kept"
 
@@ -118,13 +158,41 @@ def test_interrupted_method_is_continued_with_a_warning(
     unfinished = solved[0].folder
     assert unfinished is not None
     (tmp_path / "proposal.pt").unlink()
-    unfinished.mkdir()
-    ask({**problem, "train": data(0.5)}, tmp_path)
-    assert "Continuing" not in caplog.text, "of other data"
-    (tmp_path / "proposal.pt").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(problem, tmp_path)
+    (unfinished / "work").touch()
     ask(problem, tmp_path)
     assert solved[-1].folder == unfinished
     assert "Continuing an earlier allocation that was interrupted" in caplog.text
+    (tmp_path / "proposal.pt").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(problem, tmp_path)
+    (unfinished / "work").touch()
+    caplog.clear()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt({**problem, "train": data(0.5)}, tmp_path)
+    assert "Continuing" not in caplog.text, "of other data"
+    assert "train=" in caplog.text
+    assert not (unfinished / "work").exists(), "and its unfinished work is gone"
+
+
+def test_damaged_proposal_is_not_used(
+    problem: dict[str, Any], solved: list[Problem], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(problem, tmp_path)
+    path = tmp_path / "proposal.pt"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    ask(problem, tmp_path)
+    assert len(solved) == 2
+    assert "Cannot read" in caplog.text
+    weights = next(iter(problem["model"].state_dict().values())).numpy().tobytes()
+    damaged = bytearray(content)
+    damaged[content.index(weights[:16])] ^= 1
+    path.write_bytes(damaged)
+    ask(problem, tmp_path)
+    assert len(solved) == 3
+    assert "checksum" in caplog.text
 
 
 def test_generator_reaches_the_method_unread(problem: dict[str, Any], solved: list[Problem], tmp_path: Path) -> None:

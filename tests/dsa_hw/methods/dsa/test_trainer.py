@@ -64,6 +64,7 @@ def test_interrupted_training_continues_to_the_same_result(
     interrupting = {loader: Interrupting(options.get(loader, batches(8)), at=at)}
     with pytest.raises(KeyboardInterrupt):
         trainer(fresh(), **{**options, **interrupting}, folder=tmp_path).run()
+    options[loader] = Interrupting(options.get(loader, batches(8)), at=0)
     again = trainer(fresh(), **options, folder=tmp_path)
     assert 0 < again.step < again.end
     assert again._epochs(again.step) % 1.0 != 0
@@ -90,11 +91,45 @@ def test_last_stage_has_its_own_loader_and_epochs() -> None:
 def test_broken_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     trainer(Small(), folder=tmp_path).run()
     other = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(TrainingError, match="another network"):
+    with pytest.raises(TrainingError, match=r"different settings \(network="):
         trainer(other, folder=tmp_path)
     (tmp_path / "checkpoint.pt").write_bytes(b"PK\x03\x04 broken")
     with pytest.raises(TrainingError, match="Delete it"):
         trainer(Small(), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"train": batches(8, seed=4)}, "train"),
+        ({"val": batches(2, seed=6)}, "val"),
+        ({"finetune": batches(8, seed=4)}, "finetune"),
+        ({"loss": nn.CrossEntropyLoss()}, "loss"),
+        ({"share": 0.6}, "cost model"),
+        ({"recipe": replace(SHORT, lr=0.01)}, "recipe.lr"),
+        ({"recipe": replace(SHORT, allocator={"samples": 2})}, "recipe.allocator"),
+        ({"seed": 1}, "seed"),
+        ({"weights": 1}, "weights"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_checkpoint_of_another_training_is_refused(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
+    def prepared(weights: int = 0, **options: Any) -> Trainer:
+        torch.manual_seed(weights)
+        return trainer(Small(), folder=tmp_path, **options)
+
+    first = prepared()
+    first._save()
+    assert prepared().step == 0
+    with pytest.raises(TrainingError, match=rf"different settings \(.*{name}=.+, requested {name}=.* delete it"):
+        prepared(**changes)
+
+
+def test_training_that_cannot_be_compared_is_not_continued(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer(Small(), folder=tmp_path, loss=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets)).run()
+    assert "cannot be continued" in caplog.text
+    assert not (tmp_path / "checkpoint.pt").exists()
+    assert (tmp_path / "log.csv").exists()
 
 
 def test_last_epoch_is_restored_if_the_loss_diverges() -> None:
@@ -167,3 +202,11 @@ def test_recipe_of_the_paper_samples_masks_and_meets_the_budget(monkeypatch: pyt
     assert result.model.useful.out_channels == result.widths[0] < 16
     assert with_flops(result.model)[2] <= 0.5 * with_flops(Small())[2]
     assert accuracy(result.model, batches(2, seed=9)) > 0.5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_network_with_bad_weights_is_not_trained(bad: float) -> None:
+    model = Small()
+    model.useful.weight.data.view(-1)[0] = bad
+    with pytest.raises(TrainingError, match=r"useful\.weight of the network has"):
+        trainer(model)
