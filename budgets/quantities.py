@@ -16,7 +16,7 @@ from dsa_hw.units import UNITS, Quantity, format_magnitude
 __all__ = ["parse"]
 
 _NUMBER: Final = re.compile(
-    r"^\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:nan|inf(?:inity)?))\s*(.*?)\s*$", re.I
+    r"^\s*([+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?))\s*(.*?)\s*$", re.I
 )
 # Where the dimension is already known to be a count, a prefix alone is unambiguous ("1.2G", "2M").
 _PREFIXES: Final = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}

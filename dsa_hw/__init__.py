@@ -165,7 +165,15 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dsa_hw' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    except (ImportError, AttributeError) as error:
+        from dsa_hw.errors import MissingDependencyError
+        from dsa_hw.utils.packages import OWN, why_hidden
+
+        if hidden := next(filter(None, map(why_hidden, OWN)), None):
+            raise MissingDependencyError(hidden) from error
+        raise
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import profilers  # its names are imported on first use, so that --help stays fast
 from dsa_hw.errors import DsaError, ProfileError
-from dsa_hw.utils.arguments import duration, positive_integer, share
+from dsa_hw.utils.arguments import OneLineParser, duration, positive_integer, share, whole_number
 from dsa_hw.utils.commands import run_command
 from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.text import one_line
@@ -28,15 +28,19 @@ _EXAMPLES = """examples:
 def command(quantity: str, arguments: Sequence[str] | None = None) -> int:
     """Parse arguments (``sys.argv`` if None), measure, print, and return the exit code."""
     prog = f"python -m profilers.{quantity}"
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=prog,
         description=f"Measure the {quantity} of sampled channel configurations of a network on a device.",
         epilog=_EXAMPLES.format(prog=prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser, quantity)
-    options = parser.parse_args(arguments)
-    return run_command(prog, lambda: run(options), out=options.out)
+
+    def parse_and_run() -> int:
+        options = parser.parse_args(arguments)
+        return run_command(prog, lambda: run(options), out=options.out)
+
+    return run_command(prog, parse_and_run)
 
 
 def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> None:
@@ -73,7 +77,12 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
         default=40,
         help="configurations to fit a cost model to (default: %(default)s)",
     )
-    add("--holdout", type=int, default=10, help="configurations to test it with, drawn first (default: %(default)s)")
+    add(
+        "--holdout",
+        type=whole_number,
+        default=10,
+        help="configurations to test it with, drawn first (default: %(default)s)",
+    )
     add(
         "--grid",
         default="auto",
@@ -94,7 +103,7 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     add("--time-limit", type=duration, default=600.0, help="for example 90, 90s or 10min (default: 10min)")
     add("--out", default="profile.sqlite", type=Path, help="store; continued if it exists (default: %(default)s)")
     add("--plot", type=Path, help="write a plot of the grid sweep to this file")
-    add("--seed", type=int, default=0, help="seed of the sampling (default: %(default)s)")
+    add("--seed", type=whole_number, default=0, help="seed of the sampling (default: %(default)s)")
     add("--self-check", action="store_true", help="measure the same configurations twice and report the difference")
     add("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -115,8 +124,6 @@ def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Return the summary of a profile as text and as plain data."""
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    if options.holdout < 0:
-        raise ProfileError(f"--holdout must be 0 or more, got {options.holdout}.")
     if options.fleet:
         return _profile_fleet(options)
     if options.insecure:

@@ -25,6 +25,7 @@ from dsa_hw.cli.options import (
     warn_of_random_weights,
 )
 from dsa_hw.errors import ModelError
+from dsa_hw.utils.arguments import amount
 from dsa_hw.utils.files import refuse_overwriting
 from dsa_hw.utils.text import percent
 
@@ -43,8 +44,8 @@ _EXAMPLES = """Examples:
   dsa-hw allocate --model resnet18 --budget latency=12ms \\
       --profile profile.sqlite --confidence 0.95
 
-OUT gets plan.json (with the certificate), model.pt (weights), widths.csv and
-the measurements. After an interruption the same command continues. Exit
+OUT gets plan.json (with the certificate), model.safetensors (weights),
+widths.csv, cost_model.json and the measurements. After an interruption the same command continues. Exit
 codes: 0 every budget is met, 2 invalid input, 3 a budget cannot be met or is
 not met, 4 the measurement is less precise than --require, or inconclusive.
 
@@ -72,8 +73,8 @@ def add(subparsers: Any) -> None:
     )  # fmt: skip
     add_data(parser, "digits or cifar10, to learn keep ratios and weights from (default: synthetic inputs)")
     option("--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}")
-    option("--epochs", type=float, metavar="N", help="epochs that the method may train (default: the method's own)")
-    option("--finetune", type=float, default=0.0, metavar="EPOCHS", help="epochs of fine-tuning the pruned network")
+    option("--epochs", type=amount, metavar="N", help="epochs that the method may train (default: the method's own)")
+    option("--finetune", type=amount, default=0.0, metavar="EPOCHS", help="epochs of fine-tuning the pruned network")
     option("--out", type=Path, default=Path("allocation"), metavar="DIR", help="folder of the results")
     add_search(parser, "profile store (.sqlite) or fitted cost model (.json) to use instead of measuring")
     option("--force", action="store_true", help="use a cost model of another network, target or runtime version")
@@ -81,7 +82,7 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Allocate, save and print the certificate."""
-    refuse_overwriting(args.out / "model.pt", args.weights)
+    refuse_overwriting(args.out / "model.safetensors", args.weights)
     budgets = parse_budgets(args.budget)
     if args.finetune and not args.data:
         raise ModelError("--finetune needs training data. Name them with --data, for example --data digits.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from budgets.budget import BUDGETS, Budget
 from dsa_hw.errors import BudgetError
-from dsa_hw.utils.text import unknown_name
+from dsa_hw.utils.text import one_line, unknown_name
 
 __all__ = ["expand_budgets", "parse_budget", "parse_budgets"]
 
@@ -16,7 +16,8 @@ _EXAMPLES = (
     "latency=5ms, latency=50%, latency.p95=8ms, flops=50%, params=2M, memory=64MiB, energy=40mJ or estimated_energy=50%"
 )
 _RANGE = re.compile(
-    r"(?P<low>[\d.]+?)\s*(?P<unit>[^\d.\s]*)\.\.(?P<high>\d[\d.]*)\s*(?P<end>[^\d.\s:]+):(?P<count>\d+)"
+    r"(?P<low>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[^\d.\s]*)\.\.(?P<high>[0-9]+(?:\.[0-9]+)?)\s*(?P<end>[^\d.\s:]+)"
+    r":(?P<count>[0-9]{1,4})"
 )
 _MOST = 100
 
@@ -35,12 +36,12 @@ def parse_budget(text: str) -> Budget:
     name, equals, amount = text.partition("=")
     kind, _, tail = name.strip().lower().partition(".")
     if not equals or not amount.strip():
-        raise BudgetError(f"A budget has the form COST=AMOUNT, for example {_EXAMPLES}; got {text!r}.")
+        raise BudgetError(f"A budget has the form COST=AMOUNT, for example {_EXAMPLES}; got {one_line(text, 60)!r}.")
     if kind not in BUDGETS:
         raise BudgetError(unknown_name("cost", kind, BUDGETS))
     options: dict[str, Any] = {}
     if tail:
-        if kind != "latency" or not re.fullmatch(r"p[1-9]\d?", tail):
+        if kind != "latency" or not re.fullmatch(r"p[1-9][0-9]?", tail):
             raise BudgetError(f"Only latency has percentiles, p1 to p99, as in latency.p95=8ms; got {text!r}.")
         options["quantile"] = int(tail[1:]) / 100
     return BUDGETS[kind](amount.strip(), **options)
@@ -78,7 +79,9 @@ def expand_budgets(texts: Sequence[str]) -> list[Budget]:
             continue
         match = _RANGE.fullmatch(amount.strip())
         if match is None or match["unit"] not in ("", match["end"]):
-            raise BudgetError(f"A range has the form latency=30%..90%:7 or latency=2ms..8ms:4; got {text!r}.")
+            raise BudgetError(
+                f"A range has the form latency=30%..90%:7 or latency=2ms..8ms:4; got {one_line(text, 60)!r}."
+            )
         low, high, count = float(match["low"]), float(match["high"]), int(match["count"])
         if not (low < high and 2 <= count <= _MOST):
             raise BudgetError(f"A range goes up and has 2 to {_MOST} points, as in latency=30%..90%:7; got {text!r}.")

@@ -11,8 +11,8 @@ from typing import Any
 
 import dsa_hw
 from dsa_hw.cli.options import add_command, add_json
-from dsa_hw.cli.packages import OWN, why_hidden
 from dsa_hw.errors import DsaError
+from dsa_hw.utils.packages import OWN, why_hidden
 from dsa_hw.utils.text import one_line
 
 __all__ = ["add", "run"]

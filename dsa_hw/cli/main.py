@@ -7,13 +7,12 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import dsa_hw
-from dsa_hw.cli.packages import OWN, why_hidden
 from dsa_hw.errors import DsaError
+from dsa_hw.utils.arguments import OneLineParser
 from dsa_hw.utils.commands import run_command
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.packages import OWN, why_hidden
 
 __all__ = ["build_parser", "main"]
 
@@ -25,33 +24,29 @@ _EPILOG = """Examples:
   dsa-hw inspect --model resnet18
   dsa-hw allocate --model resnet18 --budget latency=50% --out small/
 
-`dsa-hw COMMAND --help` describes a command. Exit codes: 0 done, 2 invalid
-input, 3 a budget cannot be met or is not met, 4 a measurement is not precise
-enough, 130 interrupted.
+`dsa-hw COMMAND --help` describes a command. Exit codes: 0 done, 1 unexpected
+error (its traceback is written to a file), 2 invalid input, 3 a budget cannot
+be met or is not met, 4 a measurement is not precise enough, 130 interrupted,
+143 terminated.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong argument as every other error is reported, on one line."""
-
-    def error(self, message: str) -> NoReturn:
-        text = one_line(message[:1].upper() + message[1:], 1000).rstrip(".")
-        self.exit(DsaError.exit_code, f"{self.prog}: {text}. See {self.prog} --help.\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The codes are 0 (done), 2 (invalid input), 3 (a budget cannot be met or is not met), 4 (a measurement is
-    not precise enough) and 130 (interrupted).
+    The codes are 0 (done), 1 (unexpected error; its traceback is in a file), 2 (invalid input), 3 (a budget cannot be
+    met or is not met), 4 (a measurement is not precise enough), 130 (interrupted) and 143 (terminated).
     """
     if hidden := next(filter(None, map(why_hidden, OWN)), None):
         print(f"dsa-hw: {hidden}", file=sys.stderr)
         return DsaError.exit_code
-    words = sys.argv[1:] if argv is None else list(argv)
+    return run_command("dsa-hw", lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _run(words: list[str]) -> int:
     args, unknown = build_parser().parse_known_args(words)
     if unknown:  # reported as an error of the command; argparse would name dsa-hw alone
-        _Parser(f"dsa-hw {args.command}").error(f"unknown arguments: {shlex.join(unknown)}")
+        OneLineParser(prog=f"dsa-hw {args.command}").error(f"unknown arguments: {shlex.join(unknown)}")
     args.typed = shlex.join(["dsa-hw", *words])
     out = args.out if args.continues else None
     return run_command(f"dsa-hw {args.command}", lambda: args.run(args), verbose=args.verbose, out=out)
@@ -59,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of ``dsa-hw`` with every command."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="dsa-hw",
         description="Prune PyTorch networks to a latency, energy or FLOPs budget, measured and\n"
         "verified on the target device.",

@@ -7,23 +7,26 @@ example_inputs). Weights are random: nothing is downloaded.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from dsa_hw.errors import MissingDependencyError, ModelError
-from dsa_hw.utils.text import first_line
+from dsa_hw.utils.text import first_line, one_line
 from dsa_hw.zoo.cifar import SMALL
 
 __all__ = ["load_model", "parse_shape"]
 
 _DEFAULT_SHAPE = (1, 3, 224, 224)
+_MOST_NUMBERS = 2**30  # 4 GiB as float32; a slip of the keyboard asks for more
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -32,11 +35,18 @@ def parse_shape(text: str) -> tuple[int, ...]:
     >>> parse_shape("1x3x224x224")
     (1, 3, 224, 224)
     """
-    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
+    if not re.fullmatch(r"[1-9][0-9]*([x,][1-9][0-9]*)*", text):
         raise ModelError(
-            f"An input shape has the form BATCHxCHANNELSxHEIGHTxWIDTH, for example 1x3x224x224; got {text!r}."
+            "An input shape has the form BATCHxCHANNELSxHEIGHTxWIDTH, for example 1x3x224x224; got "
+            f"{one_line(text, 60)!r}."
         )
-    return tuple(int(n) for n in re.split("[x,]", text))
+    sides = re.split("[x,]", text)
+    if sum(len(side) for side in sides) > 30 or math.prod(map(int, sides)) > _MOST_NUMBERS:
+        raise ModelError(
+            f"An input may have at most {_MOST_NUMBERS:.0e} numbers (1x3x224x224 has 150528); got "
+            f"{one_line(text, 60)!r}."
+        )
+    return tuple(map(int, sides))
 
 
 def load_model(
@@ -68,15 +78,7 @@ def load_model(
             raise ModelError(
                 f"A file must not choose code to import. Name the model on the command line; got {name!r}."
             )
-        made = _user_factory(name)()
-        if isinstance(made, tuple) and len(made) == 2:
-            made, given = made
-            example = given if isinstance(given, tuple) else (given,)
-        if not isinstance(made, nn.Module):
-            raise ModelError(
-                f"{name} must return a torch.nn.Module or (module, example_inputs); it returned {type(made).__name__}."
-            )
-        model = made
+        model, example = _user_network(name)
     elif name.startswith("timm/"):
         model, size = _timm(name.removeprefix("timm/"))
         input_shape = input_shape or (1, *size)
@@ -87,7 +89,10 @@ def load_model(
         model, size = _torchvision(name)
         input_shape = input_shape or (1, *size)
     if input_shape is not None or example is None:
-        example = (torch.randn(tuple(input_shape or _DEFAULT_SHAPE), generator=torch.Generator().manual_seed(0)),)
+        shape = tuple(input_shape or _DEFAULT_SHAPE)
+        if math.prod(shape) > _MOST_NUMBERS:
+            raise ModelError(f"An input may have at most {_MOST_NUMBERS:.0e} numbers; got a shape of {shape}.")
+        example = (torch.randn(shape, generator=torch.Generator().manual_seed(0)),)
     return model.eval(), example
 
 
@@ -125,17 +130,56 @@ def _unknown(name: str, known: Sequence[str]) -> ModelError:
     )
 
 
-def _user_factory(name: str) -> Callable[[], Any]:
+def _user_network(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
+    """Import the factory of a user and call it; return its network and, where it gives them, example inputs."""
     module_name, _, attribute = name.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does, for packages in the current folder
-    try:
-        module = importlib.import_module(module_name)
-        factory = getattr(module, attribute)
-    except (ImportError, AttributeError) as error:
+    parts = [*module_name.split("."), attribute]
+    if not all(part.isidentifier() for part in parts):
         raise ModelError(
-            f"Cannot import model {name!r} ({first_line(error)}). Use the form package.module:factory."
-        ) from error
-    if not callable(factory):
-        raise ModelError(f"{name} must be a function that returns a torch.nn.Module; it is {type(factory).__name__}.")
-    return factory
+            f"Cannot import model {name!r}. Use the form package.module:factory, with a function that takes no "
+            "arguments."
+        )
+    with _current_folder_first():
+        try:
+            factory = getattr(importlib.import_module(module_name), attribute)
+        except (Exception, SystemExit) as error:  # whatever the module of the user raises
+            reason = first_line(error) if isinstance(error, (ImportError, AttributeError)) else _described(error)
+            raise ModelError(
+                f"Cannot import model {name!r} ({reason}). Use the form package.module:factory."
+            ) from error
+        if not callable(factory):
+            raise ModelError(
+                f"{name} must be a function that returns a torch.nn.Module; it is {type(factory).__name__}."
+            )
+        try:
+            made = factory()
+        except (Exception, SystemExit) as error:  # whatever the factory of the user raises
+            raise ModelError(
+                f"{name} failed ({_described(error)}). It must be a function that takes no arguments and returns a "
+                "torch.nn.Module."
+            ) from error
+    example = None
+    if isinstance(made, tuple) and len(made) == 2:
+        made, given = made
+        example = given if isinstance(given, tuple) else (given,)
+    if not isinstance(made, nn.Module):
+        raise ModelError(
+            f"{name} must return a torch.nn.Module or (module, example_inputs); it returned {type(made).__name__}."
+        )
+    return made, example
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Import from the current folder first, as `python -m` does; afterwards last, where it hides no other module."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+        if "" not in sys.path:
+            sys.path.append("")
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -40,6 +40,7 @@ _BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt", "table",
 # it registers. Such a target checks its device itself, in `Target.check`.
 _OWN = {"table:": "table", "ssh:": "ssh", "adb:": "adb", "ethos-u": "ethos_u"}
 # Titles of targets that are this computer's: no host, no path, no option.
+_MOST_THREADS = 1024  # more than any CPU has; runtimes fail in their own ways beyond
 _TITLE = re.compile(
     r"(?P<runtime>\w+)/(?P<device>cpu|cuda(:\d{1,3})?|mps) (?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?",
     re.ASCII,
@@ -171,13 +172,15 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
     if isinstance(target, Target):
         target.check()
         return target
+    if not isinstance(target, str):
+        raise ProfileError(f"`target` must be a Target or its name, for example 'onnxruntime/cpu'; got {target!r}.")
     runtime, _, device = ("auto", "/", target) if _owner(target) else target.partition("/")
     device = device or "cpu"
     owner = _owner(device)
     if precision not in ("fp32", "fp16"):
         raise ProfileError(f"`precision` must be fp32 or fp16; got {precision!r}.")
-    if threads < 1:
-        raise ProfileError(f"`threads` must be at least 1; got {threads}.")
+    if not 1 <= threads <= _MOST_THREADS:
+        raise ProfileError(f"`threads` must be a number from 1 to {_MOST_THREADS}; got {threads}.")
     if owner is not None:
         if runtime not in ("auto", owner):
             raise ProfileError(f"Device {device} has a runtime of its own. Omit --runtime; got {runtime!r}.")

@@ -109,7 +109,7 @@ def test_dense_network_is_trained_unless_there_are_weights_or_no_data(words: lis
     assert settings_of(args).train_epochs == epochs
 
 
-class ReachedError(Exception):
+class ReachedError(BaseException):
     """The command has done everything before its work."""
 
 

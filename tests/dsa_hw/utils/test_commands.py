@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,11 +30,6 @@ def test_error_is_one_line_with_the_command_and_its_own_exit_code(
 ) -> None:
     assert run_command("dsa-hw fit", lambda: raising(error("No\n  grid."))) == error.exit_code
     assert capsys.readouterr().err == "dsa-hw fit: No grid.\n"
-
-
-def test_other_errors_are_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_command("x", lambda: 1 // 0)
 
 
 def test_interrupt_says_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +58,110 @@ def test_closed_pipe_ends_without_a_traceback(work: str) -> None:
         process.stdout.close()
         assert process.wait(60) == 0
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("a\nb"), MemoryError(), RecursionError("deep"), OSError(28, "full")]
+)
+def test_unexpected_error_is_one_line_and_its_traceback_is_in_a_file(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
+    assert run_command("dsa-hw fit", lambda: raising(error)) == 1
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert message.startswith(f"dsa-hw fit: Unexpected {type(error).__name__}: ")
+    (file,) = (tmp_path / "tracebacks").iterdir()
+    assert str(file) in message
+    assert "in raising" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def test_traceback_goes_to_a_temporary_folder_where_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command("x", lambda: 1 // 0) == 1
+    (file,) = tmp_path.glob("dsa-hw-*/x-*.txt")
+    assert str(file) in capsys.readouterr().err
+
+
+def test_broken_pipe_of_another_process_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
+    assert run_command("x", lambda: raising(BrokenPipeError(32, "Broken pipe"))) == 1
+    assert "Unexpected BrokenPipeError" in capsys.readouterr().err
+
+
+def test_sigterm_is_handled_like_an_interrupt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cleaned = []
+
+    def work() -> int:
+        with tempfile.TemporaryDirectory(dir=tmp_path):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                cleaned.append(True)
+        return 0
+
+    assert run_command("x", work, out=Path("p.sqlite")) == 143
+    assert capsys.readouterr().err == "\nx: Terminated. Finished work is in p.sqlite. Repeat the command to continue.\n"
+    assert cleaned == [True]
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_of_a_program_with_its_own_handler_is_left_alone() -> None:
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        assert run_command("x", lambda: os.kill(os.getpid(), signal.SIGTERM)) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+
+
+def test_terminated_training_saves_and_exits_with_143(tmp_path: Path) -> None:
+    """The whole way: a process that trains is sent SIGTERM, finishes its step, saves, and continues to the same end."""
+    code = f"""
+import os, signal, sys, torch
+from pathlib import Path
+from dsa_hw.training.finetune import finetune
+from dsa_hw.utils.commands import run_command
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+data = [(torch.randn(8, 4), torch.zeros(8, dtype=torch.long)) for _ in range(5)]
+class Loader(list):
+    read = 0
+    def __iter__(self):
+        for item in list.__iter__(self):
+            self.read += 1
+            if self.read == 3 and sys.argv[1] == "kill":
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield item
+def work():
+    finetune(model, Loader(data), 2, folder=Path({str(tmp_path)!r}))
+    print(float(model.weight.sum()))
+sys.exit(run_command("x", work, out=Path("out")))
+"""
+
+    def run(how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, check=False)
+
+    killed = run("kill")
+    assert killed.returncode == 143, killed.stderr
+    assert killed.stderr.splitlines()[-1] == "x: Terminated. Finished work is in out. Repeat the command to continue."
+    assert [file.name for file in tmp_path.iterdir()] == ["finetune.pt"]
+    continued = run("go")
+    assert "Continuing a training at step 3 of 10" in continued.stderr
+    (tmp_path / "finetune.pt").unlink()
+    assert continued.stdout == run("go").stdout != ""

@@ -17,7 +17,10 @@ OWN = ("budgets", "profilers")
 
 def why_hidden(package: str) -> str | None:
     """Return why ``package`` is not the one of this distribution; None where it is."""
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that a program put into sys.modules by hand
+        spec = None
     ours = Path(dsa_hw.__file__).parents[1] / package / "__init__.py"
     if spec is None or spec.origin is None:
         return f"The package {package} was not found. Expected it at {ours}; install dsa-hw again."
