@@ -1,20 +1,32 @@
-"""Training modes, devices, weights and digests of modules."""
+"""Training modes, devices, weights, digests and finite numbers of modules."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from dsa_hw.errors import ModelError
+from dsa_hw.errors import DsaError, ModelError
 from dsa_hw.utils.text import one_line
+from dsa_hw.utils.weights import tensors_digest
 
-__all__ = ["device_of", "evaluating", "load_weights", "modes_kept", "weights_digest"]
+__all__ = [
+    "check_finite_inputs",
+    "check_finite_outputs",
+    "check_finite_weights",
+    "device_of",
+    "evaluating",
+    "load_weights",
+    "modes_kept",
+    "weights_digest",
+]
+
+# What wrappers of a network put before the names of its tensors.
+_PREFIXES = {"module.": "nn.DataParallel", "_orig_mod.": "torch.compile", "model.": "a wrapper"}
 
 
 @contextlib.contextmanager
@@ -57,6 +69,12 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> Non
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
+        wrapper = next((p for p in _PREFIXES if weights and all(str(key).startswith(p) for key in weights)), None)
+        if wrapper is not None and not any(key.startswith(wrapper) for key in model.state_dict()):
+            raise ModelError(
+                f"The weights do not fit {name}: every name begins with {wrapper!r}, which {_PREFIXES[wrapper]} adds. "
+                f"Save {{key.removeprefix({wrapper!r}): value for key, value in weights.items()}}."
+            ) from error
         raise ModelError(
             f"The weights do not fit {name}. Give the state dict that was saved from this network "
             f"({one_line(error, 200)})."
@@ -65,8 +83,75 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> Non
 
 def weights_digest(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters and buffers with their names, as hexadecimal digits."""
-    found = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        found.update(name.encode())
-        found.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
-    return found.hexdigest()
+    return tensors_digest(model.state_dict())
+
+
+def check_finite_weights(model: nn.Module, what: str = "the network", error: type[DsaError] = ModelError) -> None:
+    """Refuse a network with NaN or infinite weights, and name the first tensor that has one.
+
+    Infinity is accepted in buffers that are not statistics of a normalisation: masks of attention have it.
+
+    Args:
+        model: The network.
+        what: The network in the error message.
+        error: The class to raise.
+
+    Raises:
+        DsaError: A parameter or buffer is not finite; of class ``error``.
+    """
+    for path, module in model.named_modules():
+        masks = not isinstance(module, nn.modules.batchnorm._NormBase)
+        parameters = module.named_parameters(recurse=False)
+        buffers = module.named_buffers(recurse=False)
+        found = [(n, t, False) for n, t in parameters] + [(n, t, masks) for n, t in buffers]
+        for name, tensor, infinite in found:
+            if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+                continue
+            bad = tensor.detach().isnan() if infinite else ~tensor.detach().isfinite()
+            if bool(bad.any()):
+                raise error(
+                    f"{f'{path}.{name}' if path else name} of {what} has {_kinds(tensor)} in {int(bad.sum())} of "
+                    f"{tensor.numel()} values. Load weights of a network that was trained without divergence."
+                )
+
+
+def check_finite_inputs(inputs: tuple[Any, ...]) -> None:
+    """Refuse example inputs with NaN or infinity.
+
+    Raises:
+        ModelError: A number in ``inputs`` is not finite.
+    """
+    for i, tensor in enumerate(inputs):
+        if _is_bad(tensor):
+            raise ModelError(f"Example inputs must be finite numbers; input {i} has {_kinds(tensor)}.")
+
+
+def check_finite_outputs(model: nn.Module, inputs: tuple[Any, ...], what: str = "the network") -> None:
+    """Run a network in evaluation mode, and refuse outputs with NaN or infinity.
+
+    Args:
+        model: The network.
+        inputs: Its arguments, finite.
+        what: The network in the error message.
+
+    Raises:
+        ModelError: An output is not finite.
+    """
+    device = device_of(model)
+    with torch.no_grad(), evaluating(model):
+        outputs = model(*(x.to(device) if isinstance(x, Tensor) else x for x in inputs))
+    for tensor in tree_leaves(outputs):
+        if _is_bad(tensor):
+            raise ModelError(
+                f"The outputs of {what} on the example inputs have {_kinds(tensor)}. Check its weights, the statistics "
+                "of its normalisation layers and the range of the inputs."
+            )
+
+
+def _is_bad(value: Any) -> bool:
+    real = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and not value.is_meta
+    return real and not bool(value.detach().isfinite().all())
+
+
+def _kinds(tensor: Tensor) -> str:
+    return "NaN" if bool(tensor.detach().isnan().any()) else "infinity"

@@ -1,0 +1,127 @@
+"""Weights in files: safetensors as this project writes them, and state dicts that users saved with torch.
+
+Tensors only, never pickled code. ``torch.load`` does not compare the checksums of the zip file that ``torch.save``
+writes, so that a flipped bit is another weight. They are compared here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dsa_hw.errors import DsaError, ModelError
+from dsa_hw.utils.text import one_line
+
+__all__ = ["read_weights", "tensors_digest", "weights_bytes"]
+
+_WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "network", "weights", "params")
+_SAVE: Final = "Save model.state_dict() with torch.save or safetensors.torch.save_file."
+
+
+def weights_bytes(state: Mapping[str, Any]) -> bytes:
+    """Return a state dict as the bytes of a safetensors file.
+
+    Tied weights are written once for each of their names, and memory formats are not kept; loading them into the same
+    network ties them again.
+
+    Raises:
+        ModelError: Something in the state dict is not a tensor, or a tensor of a kind that the format does not have.
+    """
+    parts = {name: _plain(name, value).clone() for name, value in state.items()}
+    try:
+        return safetensors.torch.save(parts)
+    except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ModelError(f"The weights cannot be written as safetensors: {one_line(error)}.") from error
+
+
+def tensors_digest(state: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of all tensors of a state dict with their names, types and shapes, whatever file holds them.
+
+    >>> import torch
+    >>> tensors_digest({"a": torch.zeros(2)}) == tensors_digest({"a": torch.zeros(2, 1)[:, 0]})
+    True
+
+    Raises:
+        ModelError: Something in the state dict is not a tensor.
+    """
+    found = hashlib.sha256()
+    for name in sorted(state):
+        tensor = _plain(name, state[name])
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel():
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a state dict from a safetensors file, or from a file of ``torch.save``.
+
+    Raises:
+        ModelError: The file cannot be read, is damaged, or has something other than the state dict of a network.
+    """
+    path = Path(path)
+    if not path.is_file():
+        reason = "it is not a regular file" if path.exists() else "there is no such file"
+        raise ModelError(f"Cannot read the weights {path}: {reason}.")
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+        if path.suffix == ".safetensors" or start[8:] == b"{":
+            return dict(safetensors.torch.load(path.read_bytes()))
+        if start[:2] == b"PK":
+            _check_zip(path)
+        found = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, MemoryError, safetensors.SafetensorError) as error:
+        raise ModelError(f"Cannot read the weights {path} ({one_line(error, 200)}). {_SAVE}") from error
+    except DsaError:
+        raise
+    except Exception as error:  # torch and pickle raise a dozen unrelated classes for a file that is not theirs
+        raise ModelError(
+            f"Cannot read the weights {path}: it is damaged, has something other than tensors, or is not a file of "
+            f"torch.save. {_SAVE}"
+        ) from error
+    return _state_dict(found, path)
+
+
+def _check_zip(path: Path) -> None:
+    """Compare the checksum of every part."""
+    with zipfile.ZipFile(path) as archive:
+        bad = archive.testzip()
+    if bad is not None:
+        raise ModelError(f"The weights {path} are damaged: the checksum of {bad} does not match. Restore the file.")
+
+
+def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
+    if not isinstance(found, Mapping):
+        raise ModelError(f"{path} must contain a state dict; it contains a {type(found).__name__}. {_SAVE}")
+    wrapper = next((k for k in _WRAPPERS if isinstance(found.get(k), Mapping)), None)
+    if wrapper is not None:
+        raise ModelError(
+            f"{path} is a checkpoint with the state dict under {wrapper!r}. Save that part alone: "
+            f"torch.save(torch.load(file)[{wrapper!r}], new_file)."
+        )
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ModelError(
+                f"{path} must contain a state dict; it contains a {type(value).__name__} under "
+                f"{one_line(repr(key), 60)}. {_SAVE}"
+            )
+    return dict(found)
+
+
+def _plain(name: str, value: Any) -> Tensor:
+    """Return a dense, contiguous tensor on the CPU."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        kind = type(value).__name__ if not isinstance(value, Tensor) else "tensor without plain data"
+        raise ModelError(f"The state dict must contain plain tensors; {name!r} is a {kind}.")
+    return value.detach().cpu().contiguous()

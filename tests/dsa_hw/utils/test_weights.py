@@ -1,0 +1,160 @@
+"""Weights come back to the last bit, and a damaged or foreign file is refused on one line."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dsa_hw.errors import ModelError
+from dsa_hw.utils.modules import load_weights
+from dsa_hw.utils.weights import read_weights, tensors_digest, weights_bytes
+
+
+class Tied(nn.Module):
+    """Tied weights, a weight that is not contiguous, a buffer without axes, and an integer one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(4, 6, 3)
+        self.one.weight.data = self.one.weight.data.to(memory_format=torch.channels_last)
+        self.two = nn.Linear(5, 7)
+        self.three = nn.Linear(5, 7)
+        self.three.weight = self.two.weight
+        self.norm = nn.BatchNorm2d(6)
+        self.view = nn.Parameter(torch.randn(8, 3).t())
+        self.part = nn.Parameter(torch.randn(10)[2:7])
+        self.register_buffer("small", torch.randn(3).half())
+        self.register_buffer("brain", torch.randn(3).bfloat16())
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("empty", torch.zeros(0, 3))
+
+
+@pytest.fixture
+def state() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return dict(Tied().state_dict())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".bin"])
+def test_weights_come_back_to_the_last_bit_and_tied(suffix: str, state: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / f"weights{suffix}"
+    if suffix == ".pt":
+        torch.save(state, file)
+    else:
+        file.write_bytes(weights_bytes(state))
+    found = read_weights(file)
+    assert set(found) == set(state)
+    assert all(torch.equal(found[name], state[name]) and found[name].dtype == state[name].dtype for name in state)
+    assert tensors_digest(found) == tensors_digest(state)
+    model = Tied()
+    load_weights(model, found, "it")
+    assert model.two.weight is model.three.weight
+    assert tensors_digest(model.state_dict()) == tensors_digest(state)
+
+
+def test_the_digest_notices_every_kind_of_change(state: dict[str, Any]) -> None:
+    digest = tensors_digest(state)
+    for name in [n for n in state if state[n].numel()]:
+        changed = state[name].clone(memory_format=torch.contiguous_format)
+        flat = changed.reshape(-1)
+        flat[-1] = ~flat[-1] if flat.dtype == torch.bool else flat[-1] + 1
+        assert tensors_digest({**state, name: changed.reshape(state[name].shape)}) != digest, name
+    assert tensors_digest({("x" if n == "small" else n): t for n, t in state.items()}) != digest
+    assert tensors_digest({**state, "two.bias": state["two.bias"].reshape(7, 1)}) != digest
+    assert tensors_digest({**state, "small": state["small"].view(torch.int16)}) != digest, "same bytes of another type"
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "old"])
+def test_damaged_weights_are_refused_or_unchanged(kind: str, state: dict[str, Any], tmp_path: Path) -> None:
+    """A flipped bit or a cut: an error on one line, or (in padding, and in formats without checksums) other digests."""
+    file = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
+    if kind == "safetensors":
+        file.write_bytes(weights_bytes(state))
+    else:
+        torch.save(state, file, _use_new_zipfile_serialization=kind == "zip")
+    whole, digest, rng = file.read_bytes(), tensors_digest(state), random.Random(0)
+    errors, silent = [], 0
+    for _ in range(60):
+        data = bytearray(whole)
+        if rng.random() < 0.8:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        else:
+            del data[rng.randrange(len(data)) :]
+        file.write_bytes(data)
+        try:
+            found = read_weights(file)
+        except ModelError as error:
+            errors.append(str(error))
+        else:
+            silent += tensors_digest(found) != digest
+    assert len(errors) > 5
+    assert not any("\n" in error for error in errors)
+    if kind == "zip":
+        assert silent == 0, "torch does not compare the checksums of the zip file; we do"
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("ran"),))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "it contains a list"),
+        ({"state_dict": {"a": torch.zeros(1)}, "epoch": 3}, r"checkpoint with the state dict under 'state_dict'"),
+        ({"model": {"a": torch.zeros(1)}}, r"torch.load\(file\)\['model'\]"),
+        ({"a": torch.zeros(1), "epoch": 3}, "a int under 'epoch'"),
+        ({"a": Payload()}, "something other than tensors"),
+        (b"just text\nin two lines", "is not a file of torch.save"),
+        (b"", "is not a file of torch.save"),
+        (b"PK\x03\x04", "damaged"),
+    ],
+    ids=str,
+)
+def test_other_files_are_refused_with_what_to_do(
+    content: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "weights.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    with pytest.raises(ModelError, match=message) as caught:
+        read_weights(file)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+    if isinstance(content, dict) and isinstance(content.get("a"), Payload):
+        torch.load(file, weights_only=False)
+        assert (tmp_path / "ran").exists(), "the payload works"
+
+
+def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe.pt")
+    for name, message in (("pipe.pt", "not a regular file"), (".", "not a regular file"), ("none.pt", "no such file")):
+        with pytest.raises(ModelError, match=message):
+            read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_names_of_a_wrapper_are_explained(prefix: str) -> None:
+    model = nn.Linear(2, 2)
+    wrapped = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    with pytest.raises(ModelError, match=f"begins with '{prefix}'"):
+        load_weights(model, wrapped, "the network")
+    load_weights(model, {name.removeprefix(prefix): tensor for name, tensor in wrapped.items()}, "the network")
+
+
+def test_what_is_not_a_plain_tensor_is_refused() -> None:
+    for value in (3, torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta")):
+        for write in (weights_bytes, tensors_digest):
+            with pytest.raises(ModelError, match="'a' is a"):
+                write({"a": value})
