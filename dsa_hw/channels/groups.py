@@ -21,7 +21,7 @@ from dsa_hw.errors import WidthError
 from dsa_hw.utils.arrays import Bools, Floats, Ints
 from dsa_hw.utils.text import unknown_name
 
-__all__ = ["ROOT", "ChannelGroups", "Frozen"]
+__all__ = ["ROOT", "ChannelGroups", "Frozen", "architecture_fingerprint"]
 
 Kept = Sequence[Ints | Sequence[int]]
 
@@ -37,6 +37,12 @@ class Frozen:
     reason: str
     members: tuple[str, ...] = ()
     """The modules that create them."""
+
+
+def architecture_fingerprint(names: Sequence[str], sizes: Sequence[int], shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return the SHA-256 of names and sizes of channel groups, and of names and shapes of all tensors."""
+    content = [list(names), list(sizes), {k: list(v) for k, v in sorted(shapes.items())}]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +140,7 @@ class ChannelGroups:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the groups and of the names and shapes of all tensors; equal for equal architectures."""
-        content = [list(self.names), self.sizes.tolist(), {k: list(v) for k, v in sorted(self.shapes.items())}]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return architecture_fingerprint(self.names, self.sizes.tolist(), self.shapes)
 
     def check_widths(self, widths: Sequence[int] | np.ndarray[Any, Any] | Mapping[str, int] | pd.Series) -> Ints:
         """Return widths as a vector of K integers with 1 <= widths[k] <= sizes[k].

@@ -1,43 +1,114 @@
 """``plan.json``: which units of each channel group are kept.
 
-A plan, the constructor of the network and a state_dict restore the pruned network:
+A plan, the constructor of the network and a state dict restore the pruned network:
 
     Plan.of(groups, kept).save("plan.json")
-    torch.save(small.state_dict(), "small.pt")
+    safetensors.torch.save_file(small.state_dict(), "small.safetensors")
     ...
     small = apply_plan(resnet18(), "plan.json")
-    small.load_state_dict(torch.load("small.pt", weights_only=True))
+    small.load_state_dict(safetensors.torch.load_file("small.safetensors"))
 
-The file is JSON with a checksum over its content, so that a truncated or edited file is rejected; nothing is unpickled.
-It also contains the names and shapes of the tensors of the network, so that an error can say where a network differs.
+The file is JSON (`PlanDocument`) with a checksum over its content, so that a truncated or edited file is rejected;
+nothing is unpickled. It has the names and shapes of the tensors of the network, so that an error can say where a
+network differs, and SHA-256 hashes of what belongs to it: the pruned network's weights, and the files beside it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
+import math
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
 from dsa_hw.channels.discovery import find_groups
-from dsa_hw.channels.groups import ChannelGroups
+from dsa_hw.channels.groups import ChannelGroups, architecture_fingerprint
+from dsa_hw.channels.reference_output import ReferenceOutput, Sha256, reference_output, tolerance
 from dsa_hw.channels.surgery import first_difference, shrink
 from dsa_hw.errors import PlanError
 from dsa_hw.utils.arrays import Ints
-from dsa_hw.utils.files import write_text
-from dsa_hw.utils.text import first_line
+from dsa_hw.utils.documents import Document, SealedDocument, read_document, sealed
+from dsa_hw.utils.files import settle_folder, write_text
+from dsa_hw.utils.weights import tensors_digest
 
-__all__ = ["Plan", "apply_plan"]
+__all__ = ["Plan", "PlanDocument", "PrunedNetwork", "apply_plan"]
 
-_FORMAT = "dsa_hw plan"
-_VERSION = 1
+_LARGEST: Final = 2**28  # values of one input: 1 GiB in 32 bits, a minute of video
+
+_Count = Annotated[int, Field(ge=0, lt=2**62)]
+_Size = Annotated[int, Field(ge=1, lt=2**31)]
+_Name = Annotated[str, Field(max_length=1000)]
+# Files that this project writes beside a plan. A plan cannot name any other.
+_File = Annotated[
+    str,
+    Field(pattern=r"^(model\.safetensors|model\.onnx|(widths|rounds|history)\.csv|cost_model(-[2-9])?\.json)$"),
+]
+
+
+class PrunedNetwork(Document):
+    """The pruned network that a plan was saved with.
+
+    Attributes:
+        weights: SHA-256 of its parameters and buffers with their names, types and shapes
+            (`dsa_hw.utils.weights.tensors_digest`).
+        reference: Some of its outputs on a fixed input.
+    """
+
+    weights: Sha256
+    reference: ReferenceOutput
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Sequence[Any]) -> PrunedNetwork:
+        """Describe a network; ``inputs`` are tensors of the shapes and types that it takes.
+
+        Raises:
+            ModelError: An output is not finite, or the weights are not plain tensors.
+        """
+        shapes = [tuple(x.shape) for x in inputs]
+        return cls(weights=tensors_digest(model.state_dict()), reference=reference_output(model, shapes, inputs))
+
+
+class PlanDocument(SealedDocument):
+    """The content of ``plan.json``; `Plan` describes the fields."""
+
+    remedy: ClassVar[str] = "Make a plan with dsa-hw allocate."
+
+    format: Literal["dsa_hw plan 2"]
+    names: tuple[_Name, ...]
+    sizes: tuple[_Size, ...]
+    kept: tuple[tuple[_Count, ...], ...]
+    shapes: dict[_Name, tuple[_Count, ...]]
+    inputs: tuple[tuple[_Size, ...], ...] = Field(max_length=64)
+    fingerprint: Sha256
+    certificate: dict[str, JsonValue] | None
+    network: PrunedNetwork | None
+    files: dict[_File, Sha256]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PlanDocument:
+        if not len(self.names) == len(set(self.names)) == len(self.sizes) == len(self.kept):
+            raise ValueError(
+                f"names must be distinct, with a size and kept units for each; got {len(self.names)} names, "
+                f"{len(self.sizes)} sizes and {len(self.kept)} lists of units"
+            )
+        for name, size, units in zip(self.names, self.sizes, self.kept, strict=True):
+            if not units or units[-1] >= size or any(a >= b for a, b in itertools.pairwise(units)):
+                raise ValueError(f"kept units of {name!r} must be increasing, at least one, from 0 to {size - 1}")
+        if any(math.prod(shape) > _LARGEST for shape in self.inputs):
+            raise ValueError(f"an input must have at most {_LARGEST} values")
+        if self.fingerprint != architecture_fingerprint(self.names, self.sizes, self.shapes):
+            raise ValueError("the fingerprint does not follow from names, sizes and shapes")
+        if self.certificate is not None and self.network is None:
+            raise ValueError("a certificate needs the hash of the weights and a reference output (network)")
+        return self
 
 
 @dataclass(frozen=True)
@@ -65,10 +136,18 @@ class Plan:
     """Shapes of the example inputs."""
     certificate: Mapping[str, Any] | None = None
     """The certificate that `dsa_hw.allocate` adds: budgets, predictions and measurements."""
+    network: PrunedNetwork | None = field(default=None, repr=False)
+    """Weights and reference output of the pruned network; a plan with a certificate has it."""
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """SHA-256 of the files that were saved beside the plan, by name."""
 
     @classmethod
     def of(
-        cls, groups: ChannelGroups, kept: Sequence[Ints | Sequence[int]], certificate: Mapping[str, Any] | None = None
+        cls,
+        groups: ChannelGroups,
+        kept: Sequence[Ints | Sequence[int]],
+        certificate: Mapping[str, Any] | None = None,
+        network: PrunedNetwork | None = None,
     ) -> Plan:
         """Make a plan from channel groups.
 
@@ -76,6 +155,7 @@ class Plan:
             groups: The channel groups of the unpruned network.
             kept: For each group the indices of the units to keep.
             certificate: What `dsa_hw.allocate` asked for and measured, as JSON data.
+            network: Weights and reference output of the pruned network.
 
         Returns:
             The plan.
@@ -85,55 +165,88 @@ class Plan:
         """
         units = tuple(tuple(int(i) for i in u) for u in groups.check_kept(kept))
         sizes = tuple(int(n) for n in groups.sizes)
-        return cls(groups.names, sizes, units, dict(groups.shapes), groups.inputs, certificate)
+        return cls(groups.names, sizes, units, dict(groups.shapes), groups.inputs, certificate, network)
 
     @property
     def widths(self) -> dict[str, int]:
         """Number of kept units by name of the group."""
         return {name: len(units) for name, units in zip(self.names, self.kept, strict=True)}
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the unpruned architecture, as `ChannelGroups.fingerprint`."""
+        return architecture_fingerprint(self.names, self.sizes, self.shapes)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file; if that fails (`PlanError`), an existing file stays as it was."""
-        content = asdict(self)
-        document = {"format": _FORMAT, "version": _VERSION, "sha256": _checksum(content), **content}
-        write_text(path, json.dumps(document, indent=1), PlanError)
+        content = {
+            "format": "dsa_hw plan 2",
+            "names": self.names,
+            "sizes": self.sizes,
+            "kept": self.kept,
+            "shapes": self.shapes,
+            "inputs": self.inputs,
+            "fingerprint": self.fingerprint,
+            "certificate": self.certificate,
+            "network": None if self.network is None else self.network.model_dump(mode="json"),
+            "files": self.files,
+        }
+        try:
+            document = sealed(content)
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"The plan cannot be written as JSON: {error}.") from error
+        read_document(document, PlanDocument, "the plan", error=PlanError)  # what cannot be read is not written
+        write_text(path, json.dumps(document, indent=1, allow_nan=False), PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan from a file.
 
         Raises:
-            PlanError: The file cannot be read, is not a plan, is truncated, or was edited.
+            PlanError: The file cannot be read, is not a plan, is truncated, was edited, or contradicts itself.
         """
-        try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"Cannot read plan {path}: {first_line(error)}.") from error
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanError(
-                f"{path} is truncated or damaged: invalid JSON at line {error.lineno}. Save the plan again."
-            ) from error
-        if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise PlanError(f"{path} is not a plan. Use a file that Plan.save wrote.")
-        if document.get("version") != _VERSION:
-            version = document.get("version")
-            raise PlanError(
-                f"{path} has format version {version}; this version of dsa_hw reads version {_VERSION}. "
-                "Use the version of dsa_hw that wrote it."
-            )
-        content = {key: value for key, value in document.items() if key not in ("format", "version", "sha256")}
-        if set(content) != set(cls.__dataclass_fields__) or _checksum(content) != document.get("sha256"):
-            raise PlanError(f"{path} was changed after it was saved: the checksum does not match. Save the plan again.")
+        settle_folder(Path(path).parent, PlanError)
+        found = read_document(path, PlanDocument, f"plan {path}", error=PlanError)
         return cls(
-            names=tuple(content["names"]),
-            sizes=tuple(content["sizes"]),
-            kept=tuple(tuple(units) for units in content["kept"]),
-            shapes={name: tuple(shape) for name, shape in content["shapes"].items()},
-            inputs=tuple(tuple(shape) for shape in content["inputs"]),
-            certificate=content["certificate"],
+            names=found.names,
+            sizes=found.sizes,
+            kept=found.kept,
+            shapes=found.shapes,
+            inputs=found.inputs,
+            certificate=found.certificate,
+            network=found.network,
+            files=found.files,
         )
+
+    def check_network(self, small: nn.Module, inputs: Sequence[Any], source: str) -> float:
+        """Check that a pruned network has the weights and the outputs that the plan was saved with.
+
+        Args:
+            small: The pruned network.
+            inputs: Tensors of the types that it takes.
+            source: Where its weights come from, for messages.
+
+        Returns:
+            The largest difference of an output from the stored one, over the largest stored one.
+
+        Raises:
+            PlanError: The plan has no record of its network, or weights or outputs differ from it.
+        """
+        if self.network is None:
+            raise PlanError("The plan has no hash of its weights. Make a new one with dsa-hw allocate.")
+        if tensors_digest(small.state_dict()) != self.network.weights:
+            raise PlanError(
+                f"The weights in {source} are not those of the plan: their SHA-256 differs, so the file is damaged, or "
+                "the network was trained further. Restore the file, or save the network again with Allocation.save."
+            )
+        found = self.network.reference.difference(reference_output(small, self.inputs, inputs))
+        if not found <= tolerance(small):
+            raise PlanError(
+                f"The network computes something else than the one that the plan was saved with: its outputs differ by "
+                f"{found:.2g} of the largest one; at most {tolerance(small):g} is accepted. Build the network with the "
+                "constructor and the arguments that the plan was made for."
+            )
+        return found
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | os.PathLike[str], example_inputs: Any = None) -> nn.Module:
@@ -174,14 +287,12 @@ def apply_plan(model: nn.Module, plan: Plan | str | os.PathLike[str], example_in
     if groups.names != plan.names or tuple(groups.sizes.tolist()) != plan.sizes:
         here = dict(zip(groups.names, groups.sizes.tolist(), strict=True))
         there = dict(zip(plan.names, plan.sizes, strict=True))
-        name = next(n for n in [*there, *here] if here.get(n) != there.get(n))
+        name = next((n for n in [*there, *here] if here.get(n) != there.get(n)), None)
+        if name is None:
+            raise PlanError("The plan does not match the network: its groups are in another order. Make a new plan.")
         raise PlanError(
             f"The plan does not match the network: group {name!r} has {here.get(name, 'no')} units in the network and "
             f"{there.get(name, 'no')} in the plan. Build the network as it was, or use the versions of dsa_hw and "
             "torch that the plan was made with."
         )
     return shrink(model, groups, [np.asarray(units) for units in plan.kept])
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
 import textwrap
 from collections.abc import Callable
@@ -11,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.errors import InfeasibleBudgetError, MeasurementError, ModelError
+from dsa_hw.errors import InfeasibleBudgetError, MeasurementError
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Verdict
-from dsa_hw.utils.arguments import duration, positive_integer, share
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.arguments import (
+    amount,
+    confidence,
+    duration,
+    positive_amount,
+    positive_integer,
+    share,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +46,6 @@ __all__ = [
     "measuring_rules",
     "model_and_inputs",
     "profile_options",
-    "read_weights",
     "refinement_options",
     "settings_of",
     "step_listener",
@@ -123,7 +128,7 @@ def add_model(parser: argparse.ArgumentParser, *, shape: bool = True, weights: s
             "--input", metavar="SHAPE", help="shape of the input, for example 1x3x224x224 (default: the model's own)"
         )
     if weights is not None:
-        parser.add_argument("--weights", type=Path, metavar="PT", help=weights)
+        parser.add_argument("--weights", type=Path, metavar="FILE", help=weights)
 
 
 def add_data(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
@@ -168,7 +173,7 @@ def add_search(parser: argparse.ArgumentParser, profile: str) -> None:
         help="configurations to measure and fit the cost model to",
     )  # fmt: skip
     option(
-        "--holdout", type=int, default=profiling.holdout, metavar="N",
+        "--holdout", type=whole_number, default=profiling.holdout, metavar="N",
         help="configurations to measure and test the cost model with",
     )  # fmt: skip
     option(
@@ -184,11 +189,11 @@ def add_search(parser: argparse.ArgumentParser, profile: str) -> None:
         help="smallest share of its channels that a group keeps",
     )  # fmt: skip
     option(
-        "--confidence", type=float, default=refinement.confidence, metavar="P",
+        "--confidence", type=confidence, default=refinement.confidence, metavar="P",
         help="confidence with which a budget is met; more of it uses less of the budget",
     )  # fmt: skip
     add_measuring(parser)
-    option("--seed", type=int, default=0, metavar="N", help="seed of everything random")
+    option("--seed", type=whole_number, default=0, metavar="N", help="seed of everything random")
     add_json(parser)
 
 
@@ -198,19 +203,25 @@ def add_training(parser: argparse.ArgumentParser, budgets: str) -> None:
     option = parser.add_argument
     option("--budgets", nargs="+", required=True, metavar="COST=AMOUNT", help=budgets)
     option(
-        "--train-epochs", type=float, metavar="N",
+        "--train-epochs", type=amount, metavar="N",
         help="epochs of the dense network (default: 20, or 0 with --weights or without --data)",
     )  # fmt: skip
     option(
-        "--epochs", type=float, default=default.epochs, metavar="N",
+        "--epochs", type=amount, default=default.epochs, metavar="N",
         help="epochs that the method may train while it allocates",
     )  # fmt: skip
     option(
-        "--finetune-epochs", type=float, default=default.finetune_epochs, metavar="N",
+        "--finetune-epochs", type=amount, default=default.finetune_epochs, metavar="N",
         help="epochs of fine-tuning each pruned network",
     )  # fmt: skip
-    option("--lr", type=float, default=default.lr, help="peak learning rate of the dense network")
-    option("--finetune-lr", type=float, default=default.finetune_lr, metavar="LR", help="peak rate of fine-tuning")
+    option("--lr", type=positive_amount, default=default.lr, help="peak learning rate of the dense network")
+    option(
+        "--finetune-lr",
+        type=positive_amount,
+        default=default.finetune_lr,
+        metavar="LR",
+        help="peak rate of fine-tuning",
+    )
     option("--precision", default=default.precision, choices=("fp32", "bf16"), help="number format of training")
 
 
@@ -262,6 +273,7 @@ def load_dense(args: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], Da
     import torch
 
     from dsa_hw.utils.modules import load_weights
+    from dsa_hw.utils.weights import read_weights
     from dsa_hw.zoo.data import load_data
 
     data = load_data(args.data, args.data_path, seed=args.seed) if args.data else None
@@ -270,25 +282,6 @@ def load_dense(args: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], Da
     if args.weights:
         load_weights(model, read_weights(args.weights), args.model)
     return model, inputs, data
-
-
-def read_weights(path: Path) -> dict[str, Any]:
-    """Read a state dict; nothing but tensors is unpickled.
-
-    Raises:
-        ModelError: The file cannot be read, or holds something else.
-    """
-    import torch
-
-    try:
-        found = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ModelError(
-            f"Cannot read the weights {path} ({one_line(error, 200)}). Save model.state_dict()."
-        ) from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} must contain a state dict; it contains a {type(found).__name__}.")
-    return found
 
 
 # Output ---------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from dsa_hw.cli.options import (
     add_model,
     measuring_rules,
     model_and_inputs,
-    read_weights,
 )
 from dsa_hw.utils.arguments import duration
 
@@ -24,13 +23,19 @@ __all__ = ["add", "run"]
 
 _EXAMPLES = """Examples:
   dsa-hw verify small/plan.json --model resnet18
-  dsa-hw verify small/plan.json --model resnet18 --weights small/model.pt --json
+  dsa-hw verify small/plan.json --model resnet18 --json
+  dsa-hw verify plan.json --model resnet18 --target ssh://pi@board
+
+The files beside the plan are compared with the hashes in it, the outputs of
+the network with those that the plan was saved with. A plan does not choose
+code, a host or a path: a target that is not this computer, an energy counter
+and a technology file must be given here.
 
 Exit codes: 0 the certificate still holds, 2 invalid input, 3 it does not
 hold, 4 inconclusive when the time is used up.
 
---json prints an object with verdict, same_device, device, versions, then,
-now.
+--json prints an object with verdict, same_device, device, versions, weights,
+then, now.
 """
 
 
@@ -46,7 +51,7 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
-    add_model(parser, weights="state dict of the pruned network, model.pt (default: random weights)")
+    add_model(parser, weights="state dict of the pruned network (default: model.safetensors beside the plan)")
     parser.add_argument(
         "--time-limit", type=duration, default="60s", metavar="TIME", help="time for each budget, for example 2min"
     )
@@ -69,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     dsa_hw.Certificate.from_dict(plan.certificate)  # a damaged one is refused before the model is loaded
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
     found = dsa_hw.verify(
-        plan,
+        args.plan,
         model,
         example_inputs=inputs,
         target=args.target,
         rules=measuring_rules(args),
-        weights=read_weights(args.weights) if args.weights else None,
+        weights=args.weights,
         time_limit=args.time_limit,
         seed=args.seed,
         counter=args.counter,
@@ -86,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
             "same_device": found.same_device,
             "device": found.device,
             "versions": found.versions,
+            "weights": found.weights,
             "then": found.then.to_dict(),
             "now": found.now.to_dict(),
         }

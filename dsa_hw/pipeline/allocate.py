@@ -14,7 +14,7 @@ from torch import nn
 import dsa_hw
 from budgets import Budget
 from dsa_hw.channels import find_groups
-from dsa_hw.channels.plan import Plan
+from dsa_hw.channels.plan import Plan, PrunedNetwork
 from dsa_hw.errors import BudgetError, DsaError, ModelError
 from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal
@@ -28,6 +28,10 @@ from dsa_hw.pipeline.quality import Quality, quality_on_synthetic_inputs
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.training.batchnorm import recalibrate
+from dsa_hw.training.fingerprints import check_loader
+from dsa_hw.utils.inputs import as_path, check_model
+from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights
+from dsa_hw.utils.numbers import check_seed
 from dsa_hw.utils.progress import Bar
 
 if TYPE_CHECKING:
@@ -96,17 +100,24 @@ def allocate(
         'MET'
     """
     budgets = check_budgets(budget)
+    check_model(model)
+    check_seed(seed)
     if isinstance(method, str):
         check_method(method)
+    elif not isinstance(method, Proposal):
+        raise DsaError(f"`method` must be the name of a method or a Proposal; got {method!r}.")
     refinement = refinement or RefinementOptions()
     profiling = profiling or ProfileOptions()
+    check_finite_weights(model, "the network")
     inputs = example_for(model, example_inputs)
+    check_finite_inputs(inputs)
     folder, store = _places(out)
     with Bar(progress) as bar:
         bar.say("finding channel groups")
         groups = find_groups(model, inputs)
         if not len(groups):
             raise ModelError("The network has no channel group that can be pruned. dsa-hw inspect shows the reasons.")
+        check_finite_outputs(model, inputs)
         task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, bar)
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
         problem = as_problem(
@@ -117,6 +128,7 @@ def allocate(
             proposal = solve_or_resume(problem, method, folder)
         else:
             proposal = method
+        check_finite_weights(proposal.model, "the network that the method returned")
 
         def say(what: str, done: float) -> None:
             bar.say("measuring and correcting", done, what)
@@ -131,11 +143,13 @@ def allocate(
         recalibrate(found.model, data)
     else:
         quality = quality_on_synthetic_inputs(model, found.model, inputs, seed)
+    check_finite_weights(found.model, "the pruned network")
+    check_finite_outputs(found.model, inputs, "the pruned network")
     certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
     names = list(groups.names)
     result = Allocation(
         model=found.model,
-        plan=Plan.of(groups, found.kept, certificate.to_dict()),
+        plan=Plan.of(groups, found.kept, certificate.to_dict(), PrunedNetwork.of(found.model, inputs)),
         certificate=certificate,
         widths=pd.Series(best.widths, index=names, name="width"),
         keep_ratios=pd.Series(best.widths / groups.sizes, index=names, name="keep_ratio"),
@@ -192,6 +206,10 @@ def as_problem(
     Returns:
         The problem, on the grid that suits every target.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise DsaError(f"`options` must map names of options to values; got {options!r}.")
+    for name, loader in (("train", train), ("val", val)):
+        check_loader(task.model, loader, name)
     settings = dict(options or {})
     epochs = settings.pop("epochs", None)
     return Problem(
@@ -225,7 +243,7 @@ def _places(out: str | Path | None) -> tuple[Path | None, Path | None]:
     """Return the folder of results and the store of measurements."""
     if out is None:
         return None, None
-    path = Path(out)
+    path = as_path(out, "out")
     if path.suffix == ".sqlite":
         return None, path
     try:

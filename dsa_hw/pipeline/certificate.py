@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, JsonValue
 
 from budgets import Budget
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.meters import Meter
-from dsa_hw.pipeline.quality import Quality
+from dsa_hw.pipeline.quality import Quality, QualityDocument
 from dsa_hw.pipeline.reading import CONFIDENCE, Reading, Verdict, judge, limit_of, worst_verdict
 from dsa_hw.units import format_magnitude
-from dsa_hw.utils.text import percent
+from dsa_hw.utils.documents import Document, read_document
+from dsa_hw.utils.text import one_line, percent
 
-__all__ = ["Certificate", "Entry", "entry_of"]
+__all__ = ["Certificate", "CertificateDocument", "Entry", "entry_of"]
 
-_FORMAT = "dsa_hw certificate 2"
+_FORMAT: Final = "dsa_hw certificate 3"
+
+_Text = Annotated[str, Field(max_length=2000)]
+_Cost = Annotated[float, Field(ge=0)]
+# What null stands for in a file, where numbers are finite.
+_UNKNOWN: Final = {
+    "limit": math.nan, "predicted": math.nan, "measured": math.nan, "low": math.nan, "high": math.inf,
+    "dense": math.nan, "utilisation": math.nan, "least_used": 0.0, "most_used": math.inf,
+}  # fmt: skip
+
+
+class EntryDocument(Document):
+    """One budget in a certificate; `Entry` describes the fields. Null is a number that is not known or not bounded."""
+
+    asked: _Text
+    budget: dict[str, JsonValue]
+    dimension: _Text
+    limit: Annotated[float, Field(gt=0)] | None
+    predicted: _Cost | None
+    measured: _Cost | None
+    low: _Cost | None
+    high: _Cost | None
+    dense: Annotated[float, Field(gt=0)] | None
+    utilisation: _Cost | None
+    least_used: _Cost | None
+    most_used: _Cost | None
+    statistic: _Text
+    runs: int = Field(ge=0)
+    target: _Text
+    specification: _Text
+    environment: dict[_Text, _Text]
+    verdict: Verdict
+    doubt: _Text | None
+    estimated: _Text | None
+    confidence: float = Field(ge=0.5, lt=1)
+
+
+class CertificateDocument(Document):
+    """The certificate in a plan; `Certificate` describes the fields."""
+
+    remedy: ClassVar[str] = "Make a certificate with dsa-hw allocate."
+
+    format: Literal["dsa_hw certificate 3"]
+    verdict: Verdict
+    entries: tuple[EntryDocument, ...] = Field(min_length=1, max_length=100)
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    measurements: int = Field(ge=0)
+    versions: dict[_Text, _Text]
+    quality: QualityDocument | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +92,7 @@ class Entry:
         statistic: What ``measured`` is of the runs.
         runs: Number of runs; 0 where the cost was counted.
         target: Title of the target; "counted" where there is none.
+        specification: The target as the user would name it, with its options; "" where there is none.
         environment: Versions and settings of the measurement.
         verdict: Whether the budget is met.
         doubt: Why the measurement cannot be used; None where it can.
@@ -63,6 +115,7 @@ class Entry:
     statistic: str
     runs: int
     target: str
+    specification: str
     environment: Mapping[str, str] = field(repr=False)
     verdict: Verdict
     doubt: str | None = None
@@ -133,6 +186,7 @@ def entry_of(
         statistic=reading.statistic,
         runs=reading.runs,
         target=meter.title,
+        specification=meter.specification,
         environment=dict(meter.environment),
         verdict=found.verdict,
         doubt=found.doubt,
@@ -174,71 +228,63 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as JSON, as a plan holds it."""
-        return {"format": _FORMAT, "verdict": str(self.verdict), **_plain(asdict(self))}
+        content = {"format": _FORMAT, "verdict": str(self.verdict), **asdict(self)}
+        content["entries"] = [_finite(entry) for entry in content["entries"]]
+        return content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any] | None) -> Certificate:
         """Read what `to_dict` wrote.
 
         Raises:
-            PlanError: The content is something else, is damaged or contradicts itself: an unknown verdict, a limit
-                that does not follow from the budget, a verdict that does not follow from the interval.
+            PlanError: The content is something else, is damaged or contradicts itself: no entry, an unknown verdict, a
+                limit that does not follow from the budget, a verdict that does not follow from the interval.
         """
-        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
-            written = repr(content.get("format")) if isinstance(content, Mapping) else "none"
-            raise PlanError(
-                f"The plan has no certificate of this version (format: {written}, expected {_FORMAT!r}). Make one with "
-                "dsa-hw allocate."
-            )
+        if not isinstance(content, Mapping):
+            raise PlanError("The plan has no certificate. Make one with dsa-hw allocate.")
+        what = "the certificate of the plan"
+        found = read_document(content, CertificateDocument, what, error=PlanError)
         try:
-            entries = tuple(Entry(**{**entry, **_converted(entry)}) for entry in content["entries"])
-            quality = Quality.from_dict(content["quality"])
-            versions = dict(content["versions"])
-            found = cls(entries, str(content["date"]), int(content["measurements"]), versions, quality)
+            entries = tuple(_entry(document) for document in found.entries)
+            quality = None if found.quality is None else Quality(**found.quality.model_dump())
+            made = cls(entries, found.date, found.measurements, found.versions, quality)
             for entry in entries:
                 _check(entry)
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # a BudgetError is a ValueError
-            raise PlanError(f"The plan's certificate is damaged ({type(error).__name__}: {error}).") from error
-        if not entries or content.get("verdict") != found.verdict:
-            what = (
-                f"its verdict is {content.get('verdict')!r}, its entries say {found.verdict}"
-                if entries
-                else "no budget"
-            )
-            raise PlanError(f"The plan's certificate is damaged: {what}. Run dsa-hw allocate again.")
-        return found
+            if found.verdict != made.verdict:
+                raise ValueError(f"its verdict is {found.verdict}, its entries say {made.verdict}")
+        except (TypeError, ValueError, ArithmeticError) as error:  # a BudgetError is a ValueError
+            raise PlanError(f"Cannot use {what}: {one_line(error).rstrip('.')}. {found.remedy}") from error
+        return made
 
 
 def _check(entry: Entry) -> None:
-    """Raise ValueError where an entry from a file contradicts itself or has values of a wrong type.
+    """Raise ValueError where an entry from a file contradicts itself.
 
     Only the amount of the budget is read here. `dsa_hw.pipeline.verification` checks its other options.
     """
-    for name in ("asked", "dimension", "statistic", "target"):
-        if not isinstance(getattr(entry, name), str):
-            raise ValueError(f"{name} must be text; got {getattr(entry, name)!r}")
-    for name in ("doubt", "estimated"):
-        if not isinstance(getattr(entry, name), (str, type(None))):
-            raise ValueError(f"{name} must be text or null; got {getattr(entry, name)!r}")
-    if isinstance(entry.runs, bool) or not isinstance(entry.runs, int):
-        raise ValueError(f"runs must be a whole number; got {entry.runs!r}")
-    if not all(isinstance(v, Mapping) for v in (entry.environment, entry.budget)):
-        raise ValueError("environment and budget must be objects")
-    if not all(isinstance(v, str) for v in entry.environment.values()):
-        raise ValueError("the environment must be text")
     budget = Budget.from_dict({key: entry.budget.get(key) for key in ("kind", "amount")})
     if entry.dimension != budget.dimension:
         raise ValueError(f"a {type(budget).__name__} has the dimension {budget.dimension!r}; got {entry.dimension!r}")
     if not _close(entry.limit, limit := limit_of(budget, entry.dense)):
         raise ValueError(f"the budget {entry.budget['amount']} gives a limit of {limit!r}; got {entry.limit!r}")
-    if math.isfinite(entry.utilisation) and not _close(entry.utilisation, entry.measured / entry.limit):
-        raise ValueError(f"measured / limit is {entry.measured / entry.limit!r}; got {entry.utilisation!r}")
-    if not 0.5 <= entry.confidence < 1:
-        raise ValueError(f"the confidence must be from 0.5 to 1; got {entry.confidence!r}")
-    if math.isfinite(entry.utilisation) and not entry.least_used <= entry.utilisation <= entry.most_used:
-        raise ValueError(f"utilisation {entry.utilisation!r} is outside {entry.least_used!r} to {entry.most_used!r}")
-    if entry.verdict == Verdict.MET and not (entry.doubt is None and entry.most_used <= 1):
-        raise ValueError(f"the verdict is MET with a utilisation of up to {entry.most_used!r} ({entry.doubt})")
+    if math.isfinite(entry.measured) and not entry.low <= entry.measured <= entry.high:
+        raise ValueError(f"measured {entry.measured!r} is outside {entry.low!r} to {entry.high!r}")
+    if math.isfinite(entry.utilisation):
+        if not _close(entry.utilisation, entry.measured / entry.limit):
+            raise ValueError(f"measured / limit is {entry.measured / entry.limit!r}; got {entry.utilisation!r}")
+        if not entry.least_used <= entry.utilisation <= entry.most_used:
+            raise ValueError(
+                f"utilisation {entry.utilisation!r} is outside {entry.least_used!r} to {entry.most_used!r}"
+            )
+    inside = entry.least_used <= 1 < entry.most_used
+    if entry.doubt is not None or inside or not math.isfinite(entry.utilisation):
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = Verdict.MET if entry.most_used <= 1 else Verdict.NOT_MET
+    if entry.verdict != verdict:
+        raise ValueError(
+            f"the verdict is {entry.verdict} with a utilisation of {entry.least_used!r} to {entry.most_used!r}"
+        )
 
 
 def _close(a: float, b: float) -> bool:
@@ -246,21 +292,13 @@ def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-9) or (math.isnan(a) and math.isnan(b))
 
 
-_NUMBERS = (
-    "limit", "predicted", "measured", "low", "high", "dense", "utilisation", "least_used", "most_used", "confidence",
-)  # fmt: skip
+def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry as JSON data, with null for NaN and infinity."""
+    numbers = {name: entry[name] if math.isfinite(entry[name]) else None for name in _UNKNOWN}
+    return {**entry, **numbers, "verdict": str(entry["verdict"])}
 
 
-def _plain(value: Any) -> Any:
-    """Return JSON without NaN and infinity, which are written as text."""
-    if isinstance(value, Verdict):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _converted(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"verdict": Verdict(entry["verdict"]), **{name: float(entry[name]) for name in _NUMBERS}}
+def _entry(document: EntryDocument) -> Entry:
+    content = document.model_dump()
+    numbers = {name: unknown if content[name] is None else float(content[name]) for name, unknown in _UNKNOWN.items()}
+    return Entry(**{**content, **numbers})

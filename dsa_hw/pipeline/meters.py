@@ -45,11 +45,13 @@ class Meter(Protocol):
 
     Attributes:
         title: The target in full; "counted" where there is none.
+        specification: The target as a user names it, with its options; "" where there is none.
         environment: Versions and settings that the readings depend on.
         exact: Whether predictions at real widths are the readings themselves.
     """
 
     title: str
+    specification: str
     environment: Mapping[str, str]
     exact: bool
 
@@ -119,6 +121,7 @@ class CountMeter:
     """Counts a cost on the network itself, from its own graph; nothing is run."""
 
     exact = True
+    specification = ""
 
     def __init__(self, budget: CountedBudget, inputs: tuple[Any, ...]) -> None:
         self.title = "paper" if isinstance(budget, EstimatedEnergyBudget) else "counted"
@@ -170,6 +173,7 @@ class DeviceMeter:
             counter: The energy counter; None finds the device's own.
         """
         self.target, self.title, self.quantity = target, target.title, quantity
+        self.specification = target.name
         self.rules = rules
         self._inputs, self._seed, self._counter = inputs, seed, counter
         self._benches: dict[str, Bench] = {}

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.synthetic import synthetic_inputs
+from dsa_hw.utils.documents import Document
 from dsa_hw.utils.modules import device_of, evaluating
 from dsa_hw.utils.text import first_line
 
-__all__ = ["AGREEMENT", "OUTPUT_ERROR", "UNKNOWN", "Quality", "quality_on_synthetic_inputs"]
+__all__ = ["AGREEMENT", "OUTPUT_ERROR", "UNKNOWN", "Quality", "QualityDocument", "quality_on_synthetic_inputs"]
 
 AGREEMENT, OUTPUT_ERROR, UNKNOWN = "arg-max agreement", "relative output error", "unknown"
 _INPUTS = 256  # an agreement then has a standard error of at most 3 percentage points
 _BATCH = 8  # fits into memory for large images too; in evaluation mode the result does not depend on it
 _ADVICE = "No data were given: the accuracy is unknown, and the network needs fine-tuning."
+
+
+class QualityDocument(Document):
+    """A quality in a certificate; `Quality` describes the fields."""
+
+    measure: Literal["arg-max agreement", "relative output error", "unknown"]
+    value: Annotated[float, Field(ge=0)] | None
+    inputs: int = Field(ge=0)
+    constant: Annotated[float, Field(ge=0, le=1)] | None
+    reason: str = Field(max_length=1000)
 
 
 @dataclass(frozen=True)
@@ -44,15 +55,13 @@ class Quality:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is no quality; certificates are read from files."""
+        """Refuse numbers that do not belong to the measure; certificates are read from files."""
         numbers = {AGREEMENT: [self.value, self.constant], OUTPUT_ERROR: [self.value], UNKNOWN: []}.get(self.measure)
         if numbers is None:
             raise ValueError(f"unknown measure of quality {self.measure!r}")
         highest = 1.0 if self.measure == AGREEMENT else math.inf
-        if not all(isinstance(x, float) and 0 <= x <= highest and math.isfinite(x) for x in numbers):
+        if not all(isinstance(x, (int, float)) and 0 <= x <= highest and math.isfinite(x) for x in numbers):
             raise ValueError(f"{self.measure} must be in [0, {highest:g}]; got {numbers!r}")
-        if type(self.inputs) is not int or self.inputs < 0 or not isinstance(self.reason, str):
-            raise ValueError(f"inputs must be a count and reason must be text; got {self.inputs!r}, {self.reason!r}")
 
     def __str__(self) -> str:
         if self.value is None:
@@ -62,16 +71,6 @@ class Quality:
             return f"Relative output error against the dense network: {text}. {_ADVICE}"
         constant = "" if self.constant is None else f" (a constant answer: {100 * self.constant:.1f}%)"
         return f"Same class as the dense network: {text}{constant}. {_ADVICE}"
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any] | None) -> Quality | None:
-        """Read ``dataclasses.asdict`` of a quality, or None.
-
-        Raises:
-            ValueError: A value is out of range.
-            TypeError: A field is missing or unknown.
-        """
-        return None if content is None else cls(**content)
 
 
 def quality_on_synthetic_inputs(dense: nn.Module, pruned: nn.Module, example_inputs: Any, seed: int) -> Quality:
@@ -121,4 +120,4 @@ def _real(value: Any) -> bool:
 
 
 def _unknown(reason: str) -> Quality:
-    return Quality(UNKNOWN, None, 0, reason=reason)
+    return Quality(UNKNOWN, None, 0, reason=reason[:1000])

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
-import torch
 from torch import nn
 
-from dsa_hw.channels.plan import Plan
-from dsa_hw.errors import DsaError
+from dsa_hw.channels.plan import Plan, PrunedNetwork
+from dsa_hw.errors import PlanError
 from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
-from dsa_hw.utils.files import whole_file
-from dsa_hw.utils.modules import device_of
+from dsa_hw.utils.files import whole_folder, write_bytes, write_text
+from dsa_hw.utils.modules import check_finite_weights, device_of
+from dsa_hw.utils.text import one_line
+from dsa_hw.utils.weights import weights_bytes
 from profilers.networks.onnx_export import export
 
-__all__ = ["Allocation", "write_onnx"]
+__all__ = ["ONNX", "WEIGHTS", "Allocation", "check_files", "file_digest", "write_onnx"]
+
+WEIGHTS: Final = "model.safetensors"
+"""The weights of the pruned network, beside its plan."""
+ONNX: Final = "model.onnx"
+"""The pruned network as ONNX, beside its plan."""
+_COST_MODELS: Final = ("cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)))
+# Of an earlier result, and not of every result: they must not stay beside a plan that they do not belong to.
+_OWNED: Final = (ONNX, *_COST_MODELS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,31 +66,48 @@ class Allocation:
         """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs."""
         return write_onnx(self.model, self.inputs, path)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write plan.json (with the certificate), model.pt (weights), widths.csv, rounds.csv and history.csv.
+    def save(self, folder: str | Path, *, onnx: bool = False) -> Path:
+        """Write the result to a folder: all of its files, or none.
 
-        Each file is replaced whole or not at all; plan.json is written last.
+        They are plan.json (with the certificate), model.safetensors (weights), widths.csv, rounds.csv, history.csv, the
+        cost model of each measured budget (cost_model.json) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
+        all others, and of the network as it is now: save a network that was trained further again.
+
+        Args:
+            folder: The folder; it is made where it does not exist. Other files in it stay as they are.
+            onnx: Whether to write the network as ONNX too.
+
+        Returns:
+            The folder.
 
         Raises:
-            DsaError: The folder cannot be made or a file cannot be written.
+            DsaError: The folder or a file cannot be written; an earlier result stays as it was.
+            ModelError: A weight or an output is NaN or infinite, or the network cannot be exported.
         """
         folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DsaError(f"Cannot make the folder {folder}: {error.strerror}.") from error
-        with whole_file(folder / "model.pt") as file:
-            torch.save(self.model.state_dict(), file)
-        tables = {
-            "widths.csv": pd.DataFrame({"width": self.widths, "keep_ratio": self.keep_ratios}),
-            "rounds.csv": self.rounds,
-            "history.csv": self.history,
-        }
-        for name, table in tables.items():
-            with whole_file(folder / name) as file:
-                table.to_csv(file, index=name == "widths.csv")
-        self.plan.save(folder / "plan.json")
+        check_finite_weights(self.model, "the pruned network")
+        plan = self.current_plan()
+        with whole_folder(folder, _OWNED) as staging:
+            write_bytes(staging / WEIGHTS, weights_bytes(self.model.state_dict()))
+            tables = {
+                "widths.csv": pd.DataFrame({"width": self.widths, "keep_ratio": self.keep_ratios}),
+                "rounds.csv": self.rounds,
+                "history.csv": self.history,
+            }
+            for name, table in tables.items():
+                write_text(staging / name, table.to_csv(index=name == "widths.csv"))
+            models = {id(c.model): c.model for c in self.constraints if c.model is not None}
+            for name, model in zip(_COST_MODELS, models.values(), strict=False):
+                model.save(staging / name)
+            if onnx:
+                write_onnx(self.model, self.inputs, staging / ONNX)
+            files = {path.name: file_digest(path) for path in sorted(staging.iterdir())}
+            replace(plan, files=files).save(staging / "plan.json")
         return folder
+
+    def current_plan(self) -> Plan:
+        """Return the plan with the hash of the weights as they are now, and their reference output."""
+        return replace(self.plan, network=PrunedNetwork.of(self.model, self.inputs), files={})
 
     def __repr__(self) -> str:
         """Return what to paste into an issue: network, budgets, widths and versions."""
@@ -115,6 +144,39 @@ def write_onnx(model: nn.Module, inputs: tuple[Any, ...], path: str | Path) -> P
     """
     path, device = Path(path), device_of(model)
     content = export(model, tuple(x.to(device) for x in inputs)).SerializeToString()
-    with whole_file(path) as file:
-        file.write_bytes(content)
+    write_bytes(path, content)
     return path
+
+
+def check_files(plan: Plan, folder: Path) -> None:
+    """Compare the files beside a plan with the hashes in it; what is not there is not compared.
+
+    A plan names only files that `Allocation.save` writes, in its own folder.
+
+    Raises:
+        PlanError: A file was changed after the plan was saved, or cannot be read.
+    """
+    for name, wanted in plan.files.items():
+        path = folder / name
+        if path.exists() and file_digest(path) != wanted:
+            raise PlanError(
+                f"{path} is not the file that the plan was saved with: its SHA-256 differs, so it is damaged or of "
+                "another result. Restore it, or run dsa-hw allocate again."
+            )
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a regular file.
+
+    Raises:
+        PlanError: It cannot be read.
+    """
+    try:
+        # Not blocking: opening a named pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PlanError(f"Cannot read {path}: it is not a regular file.")
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise PlanError(f"Cannot read {path}: {one_line(error.strerror or error)}.") from error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -17,17 +19,24 @@ from dsa_hw.errors import BudgetError, PlanError, ProfileError
 from dsa_hw.pipeline.certificate import Certificate, Entry, entry_of
 from dsa_hw.pipeline.meters import DENSE, Meter, meter_for
 from dsa_hw.pipeline.reading import Reading, Verdict
+from dsa_hw.pipeline.result import WEIGHTS, check_files
 from dsa_hw.utils.inputs import as_tensors
-from dsa_hw.utils.modules import load_weights
+from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, load_weights
+from dsa_hw.utils.weights import read_weights
 from profilers.targets import from_title, resolve
 
 if TYPE_CHECKING:
     from profilers import MeasuringRules
     from profilers.targets import Target
 
-__all__ = ["Verification", "plan_inputs", "pruned_network", "verify"]
+__all__ = ["Verification", "plan_inputs", "pruned_network", "verify", "weights_beside"]
 
-_DEVICE = ("cpu", "cores", "system", "target", "gpu", "device")
+_DEVICE: Final = ("cpu", "cores", "system", "target", "gpu", "device")
+# The end of a title: precision and threads, which are plain data.
+_CONDITIONS: Final = re.compile(r" (?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?$", re.ASCII)
+
+Weights = Mapping[str, Any] | str | os.PathLike[str]
+"""A state dict, or the path of its file."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +48,14 @@ class Verification:
         now: The certificate of today's measurement.
         device: What differs of the device, in words; empty where nothing does.
         versions: What differs of the versions, in words.
+        weights: Whether weights and outputs are those that the plan was saved with, in words.
     """
 
     then: Certificate
     now: Certificate
     device: str
     versions: str
+    weights: str
 
     @property
     def same_device(self) -> bool:
@@ -57,6 +68,7 @@ class Verification:
             lines += [f"  then: {before}", f"  now:  {after}"]
         if self.then.quality:
             lines.append(f"  {self.then.quality}")
+        lines.append(f"  weights: {self.weights}")
         if self.device:
             lines.append(f"  different device: {self.device}")
         if self.versions:
@@ -82,7 +94,7 @@ def verify(
     example_inputs: Any = None,
     target: str | Target | None = None,
     rules: MeasuringRules | None = None,
-    weights: Mapping[str, Any] | None = None,
+    weights: Weights | None = None,
     time_limit: float = 60.0,
     seed: int = 0,
     counter: Any = None,
@@ -90,15 +102,18 @@ def verify(
 ) -> Verification:
     """Measure the network of a plan beside the dense one again, for every budget of its certificate.
 
-    A plan is a file: it chooses neither code nor host nor path.
+    A plan is a file: it chooses neither code nor host nor path. What belongs to it is compared with its hashes: the
+    files that were saved beside it, the architecture, the weights, and the outputs of the pruned network.
 
     Args:
         plan: The plan, or the path of its file.
         model: The dense network; not changed.
-        example_inputs: Inputs; None makes random ones of the shapes that the plan names.
-        target: Where to measure. It must be given where the target of the certificate is not this computer.
+        example_inputs: Inputs of the shapes that the plan names; None makes random ones.
+        target: Where to measure. It must be given where the target of the certificate is not this computer. Precision
+            and threads are those of the certificate, unless the name has its own ("onnxruntime/cpu fp16 x4").
         rules: How to measure; None uses the defaults.
-        weights: State dict of the pruned network. Latency does not depend on the weights.
+        weights: State dict of the pruned network, or its file. None uses model.safetensors beside the plan; where there
+            is none, only the budgets are verified.
         time_limit: Seconds for each budget. Measuring ends as soon as the verdict is MET or NOT MET.
         seed: Seed of the order of runs.
         counter: The energy counter, where the budget was made with the user's own.
@@ -108,7 +123,9 @@ def verify(
         The certificate then and now.
 
     Raises:
-        PlanError: The plan has no certificate, is damaged, or names something that only the user may choose.
+        PlanError: The plan has no certificate, is damaged, names something that only the user may choose, or does not
+            belong to the network, the weights, the inputs or the files beside it.
+        ModelError: A weight or an output is NaN or infinite.
 
     Example:
         >>> import dsa_hw
@@ -120,17 +137,34 @@ def verify(
         >>> str(dsa_hw.verify(result.plan, model).now.verdict)
         'MET'
     """
+    folder = None if isinstance(plan, Plan) else Path(plan).parent
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     then = Certificate.from_dict(plan.certificate)
+    if plan.network is None:
+        raise PlanError("The plan has no hash of its weights. Make a new one with dsa-hw allocate.")
+    if folder is not None:
+        check_files(plan, folder)
+        weights = weights_beside(plan, folder) if weights is None else weights
     budgets = [_budget(entry.budget, counter=counter, technology=technology) for entry in then.entries]
     # What is printed as asked follows from the budget that is checked, whatever the file says beside it.
     then = replace(then, entries=tuple(replace(e, asked=str(b)) for e, b in zip(then.entries, budgets, strict=True)))
     places = [
-        None if isinstance(b, CountedBudget) else _target(target, e.target)
-        for e, b in zip(then.entries, budgets, strict=True)
+        None if isinstance(b, CountedBudget) else _target(target, e) for e, b in zip(then.entries, budgets, strict=True)
     ]
     inputs = plan_inputs(plan, model, example_inputs)
-    networks = {DENSE: model, "pruned": pruned_network(model, plan, inputs, weights)}
+    check_finite_inputs(inputs)
+    check_finite_weights(model, "the dense network")
+    small = pruned_network(model, plan, inputs, weights)
+    if weights is None:
+        checked = (
+            f"not compared, because there is no {WEIGHTS} beside the plan; name the file with --weights (weights=)"
+        )
+    else:
+        checked = f"as saved; outputs differ by at most {plan.check_network(small, inputs, _named(weights)):.1g}"
+    check_finite_weights(small, "the pruned network")
+    for what, network in (("the dense network", model), ("the pruned network", small)):
+        check_finite_outputs(network, inputs, what)
+    networks = {DENSE: model, "pruned": small}
     entries, device, versions = [], [], []
     for entry, budget, place in zip(then.entries, budgets, places, strict=True):
         meter = meter_for(budget, place, inputs, rules, seed)
@@ -145,39 +179,59 @@ def verify(
             device += [text for key, text in changed.items() if key in _DEVICE]
             versions += [text for key, text in changed.items() if key not in _DEVICE]
     now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions, then.quality)
-    return Verification(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)))
+    return Verification(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)), checked)
 
 
 def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
-    """Return the given inputs, or random ones of the shapes that the plan was made for."""
+    """Return the given inputs, or random ones of the shapes that the plan was made for.
+
+    Raises:
+        PlanError: The given inputs have other shapes: budgets hold for the shapes of the plan.
+    """
     if example_inputs is not None:
-        return as_tensors(example_inputs)
+        given = as_tensors(example_inputs)
+        if (shapes := tuple(tuple(x.shape) for x in given)) != plan.inputs:
+            here, there = (", ".join("x".join(map(str, s)) for s in found) for found in (shapes, plan.inputs))
+            raise PlanError(f"The plan was made for inputs of {there}, and its budgets hold for these; got {here}.")
+        return given
     parameter = next(iter(model.parameters()), torch.empty(0))
     source = torch.Generator().manual_seed(0)
     return tuple(torch.randn(s, generator=source).to(parameter.device, parameter.dtype) for s in plan.inputs)
 
 
-def pruned_network(
-    model: nn.Module, plan: Plan, inputs: tuple[Any, ...], weights: Mapping[str, Any] | None = None
-) -> nn.Module:
+def pruned_network(model: nn.Module, plan: Plan, inputs: tuple[Any, ...], weights: Weights | None = None) -> nn.Module:
     """Return the network of a plan.
 
     Args:
         model: The dense network; not changed.
         plan: What to keep.
         inputs: Example inputs.
-        weights: State dict of the pruned network; None takes the weights of the dense one.
+        weights: State dict of the pruned network, or its file; None takes the weights of the dense one.
 
     Returns:
         The pruned network.
 
     Raises:
-        ModelError: The weights do not fit.
+        ModelError: The weights cannot be read or do not fit.
     """
     small = apply_plan(model, plan, inputs)
     if weights is not None:
-        load_weights(small, weights, "the pruned network of the plan")
+        state = weights if isinstance(weights, Mapping) else read_weights(weights)
+        load_weights(small, state, "the pruned network of the plan")
     return small
+
+
+def weights_beside(plan: Plan, folder: Path) -> Path | None:
+    """Return the weights that were saved beside a plan; None where they are not there.
+
+    The name is always the same: a plan does not choose a path.
+    """
+    path = folder / WEIGHTS
+    return path if WEIGHTS in plan.files and path.exists() else None
+
+
+def _named(weights: Weights) -> str:
+    return "`weights`" if isinstance(weights, Mapping) else str(weights)
 
 
 def _measured(then: Entry, budget: Budget, meter: Meter, networks: Mapping[str, nn.Module], time_limit: float) -> Entry:
@@ -196,16 +250,32 @@ def _budget(content: Mapping[str, Any], **own: Any) -> Budget:
         raise PlanError(f"Cannot use a budget of the plan. {error}") from error
 
 
-def _target(given: str | Target | None, title: str) -> Target:
+def _target(given: str | Target | None, entry: Entry) -> Target:
     """Return the target that the user gave, by name or title, or that of the plan if it is this computer."""
     if given is None:
-        return from_title(title)
+        return _own_target(entry)
     if not isinstance(given, str):
         return resolve(given)
-    name, *rest = given.split() or [""]
+    name, _, rest = given.strip().partition(" ")
+    typed = _CONDITIONS.search(f" {rest}") if rest else _CONDITIONS.search(entry.target)
+    if not name or (rest and (typed is None or typed.start())):
+        raise ProfileError(f"Cannot read the target {given!r}. Write for example 'onnxruntime/cpu fp16 x4'.")
+    found = typed.groupdict() if typed else {}
+    return resolve(name, precision=found.get("precision") or "fp32", threads=int(found.get("threads") or 1))
+
+
+def _own_target(entry: Entry) -> Target:
+    """Return the target of a certificate if it is this computer with its usual settings."""
     try:
-        threads = next((int(part[1:]) for part in rest if part[:1] == "x"), 1)
-    except ValueError as error:
-        raise ProfileError(f"Cannot read the target {given!r}. Write for example 'onnxruntime/cpu fp16 x4'.") from error
-    precision = next((part for part in rest if part in ("fp32", "fp16")), "fp32")
-    return resolve(name, precision=precision, threads=threads)
+        found = from_title(entry.target)
+    except ProfileError as error:
+        known = (
+            f" It was given as {entry.specification!r}: check it before you repeat it." if entry.specification else ""
+        )
+        raise ProfileError(f"{error}{known}") from error
+    if found.name != entry.specification:
+        raise ProfileError(
+            f"A file cannot choose the options of a target. Name it with --target (target= in Python); the file names "
+            f"{entry.specification!r}."
+        )
+    return found

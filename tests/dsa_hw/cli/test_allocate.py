@@ -11,6 +11,7 @@ import torch
 
 from dsa_hw.channels.plan import Plan
 from dsa_hw.cli.main import main
+from dsa_hw.utils.weights import read_weights
 from tests.dsa_hw.cli.test_options import documented_keys
 from tests.fakes.formula import Net
 
@@ -66,11 +67,11 @@ def test_fine_tuned_weights_are_saved_and_accuracies_reported(
     content = json.loads(capsys.readouterr().out)
     assert set(content["accuracy"]) == {"dense", "pruned", "fine-tuned"}
     assert content["certificate"]["entries"][0]["utilisation"] >= 0.97
-    tuned = torch.load(tmp_path / "model.pt", weights_only=True)
+    tuned = read_weights(tmp_path / "model.safetensors")
     assert allocate(tmp_path, *words[:-2]) == 0
     text = capsys.readouterr().out
     assert f"accuracy, pruned: {100 * content['accuracy']['pruned']:.1f}%" in text
-    plain = torch.load(tmp_path / "model.pt", weights_only=True)
+    plain = read_weights(tmp_path / "model.safetensors")
     assert any(not torch.equal(tuned[name], plain[name]) for name in tuned)
 
 
@@ -81,7 +82,7 @@ def test_random_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
         torch.manual_seed(number)
         out = tmp_path / str(number)
         assert allocate(out, "--budget", "flops=50%", "--method", "uniform", "--seed", seed, model=model) == 0
-        found.append(torch.load(out / "model.pt", weights_only=True)["one.weight"])
+        found.append(read_weights(out / "model.safetensors")["one.weight"])
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -115,3 +116,28 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, capsys: pytest.C
     torch.save([1, 2], weights)
     assert allocate(tmp_path, *HALF, "--weights", str(weights)) == 2
     assert "must contain a state dict; it contains a list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"some text\n", "is not a file of torch.save"),
+        ({"state_dict": {}, "epoch": 1}, "checkpoint with the state dict under 'state_dict'"),
+        ({f"module.{k}": v for k, v in make()[0].state_dict().items()}, "begins with 'module.'"),
+        ({k: v * float("nan") for k, v in make()[0].state_dict().items()}, "one.weight of the network has NaN"),
+    ],
+    ids=["text", "checkpoint", "parallel", "nan"],
+)
+def test_unusable_weights_are_refused_on_one_line(
+    content: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "weights.pt"
+    if isinstance(content, bytes):
+        weights.write_bytes(content)
+    else:
+        torch.save(content, weights)
+    assert allocate(tmp_path / "out", *HALF, "--weights", str(weights)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dsa-hw allocate: ")
+    assert error.count("\n") == 1
+    assert message in error

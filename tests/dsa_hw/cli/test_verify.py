@@ -24,7 +24,8 @@ def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def test_text_says_that_the_certificate_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(folder / "plan.json"), "--model", MODEL, "--weights", str(folder / "model.pt")]) == 0
+    weights = str(folder / "model.safetensors")
+    assert main(["verify", str(folder / "plan.json"), "--model", MODEL, "--weights", weights]) == 0
     first, then, now, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith("still holds.")
     assert then.startswith("  then: ")

@@ -14,7 +14,14 @@ from torch import nn
 import budgets
 from dsa_hw import find_groups
 from dsa_hw.channels.plan import Plan, apply_plan
-from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, ModelError, ProfileError
+from dsa_hw.errors import (
+    BudgetError,
+    DsaError,
+    InfeasibleBudgetError,
+    ModelError,
+    ProfileError,
+    TrainingError,
+)
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.constraints import resolve_budgets
 from dsa_hw.pipeline.cost_models import Task
@@ -65,7 +72,15 @@ def test_latency_is_profiled_measured_corrected_and_certified(
     assert len(result.rounds) == result.certificate.measurements
     assert "latency <= 60%" in repr(result)
     assert "MET" in repr(result)
-    for file in ("plan.json", "model.pt", "widths.csv", "rounds.csv", "history.csv", "profile.sqlite"):
+    for file in (
+        "plan.json",
+        "model.safetensors",
+        "cost_model.json",
+        "widths.csv",
+        "rounds.csv",
+        "history.csv",
+        "profile.sqlite",
+    ):
         assert (tmp_path / "run" / file).exists(), file
 
     again = verify(tmp_path / "run" / "plan.json", net, target=formula)
@@ -276,3 +291,44 @@ def test_a_fitted_model_of_another_version_needs_force(
 def test_anything_but_budgets_is_refused_with_an_example(net: Net, budget: Any) -> None:
     with pytest.raises(BudgetError, match=r"LatencyBudget\('5ms'\)"):
         allocate(net, budget)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["one.weight", "norm.running_mean", "head.bias"])
+def test_a_network_with_nan_or_infinite_weights_is_not_certified(
+    name: str, bad: float, net: Net, example: torch.Tensor, counting: list[Any]
+) -> None:
+    net.state_dict()[name].view(-1)[0] = bad
+    with pytest.raises(ModelError, match=f"{name} of the network has"):
+        allocate(net, budgets.FlopsBudget("50%"), example_inputs=example, method="counting", progress=False)
+    assert counting == [], "nothing was allocated"
+
+
+def test_outputs_and_inputs_that_are_not_finite_are_refused(net: Net, example: torch.Tensor) -> None:
+    common: dict[str, Any] = {"method": "uniform", "progress": False}
+    with pytest.raises(ModelError, match="input 0 has NaN"):
+        allocate(net, budgets.FlopsBudget("50%"), example_inputs=example * float("nan"), **common)
+    net.four.bias.data.fill_(10.0)
+    net.head.weight.data.fill_(3e38)
+    with pytest.raises(ModelError, match="outputs of the network on the example inputs have"):
+        allocate(net, budgets.FlopsBudget("50%"), example_inputs=torch.ones_like(example), **common)
+
+
+def test_a_method_that_returns_bad_weights_or_a_bad_loss_is_not_certified(net: Net, example: torch.Tensor) -> None:
+    from dsa_hw.methods import registry
+
+    wanted, common = budgets.FlopsBudget("50%"), {"example_inputs": example, "progress": False}
+    honest = allocate(net, wanted, method="uniform", **common).proposal
+    assert honest is not None
+    broken = replace(honest, model=Net())
+    broken.model.two.weight.data[0, 0, 0, 0] = float("nan")
+    with pytest.raises(ModelError, match=r"two\.weight of the network that the method returned has NaN"):
+        allocate(net, wanted, method=broken, **common)
+    batches = [(torch.randn(4, 3, 16, 16), torch.randint(10, (4,))) for _ in range(4)]
+    assert "dsa" in registry.available_methods()
+    with pytest.raises(TrainingError, match="The loss is nan"):
+        allocate(net, wanted, train=batches, val=batches, loss=_bad_loss, options={"epochs": 1}, **common)
+
+
+def _bad_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets) * float("nan")

@@ -6,18 +6,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import budgets
-from dsa_hw.channels.plan import Plan
+from dsa_hw.channels.plan import Plan, PrunedNetwork
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, Quality
 from dsa_hw.pipeline.reading import Judgement, Reading, judge
 from profilers.measuring.statistics import Estimate
 
-METER = SimpleNamespace(title="onnxruntime/cpu fp32 x1", environment={"onnxruntime": "1.31"}, exact=False)
+METER = SimpleNamespace(
+    title="onnxruntime/cpu fp32 x1", specification="onnxruntime/cpu", environment={"onnxruntime": "1.31"}, exact=False
+)
 DENSE = Reading(0.01, 0.0099, 0.0101, 300, "median")
 
 
@@ -160,14 +163,16 @@ def test_the_quality_survives_json_and_is_shown(quality: Quality | None) -> None
 def test_a_quality_that_is_none_is_refused(change: dict[str, object]) -> None:
     content = certificate(0.00493, QUALITIES[1]).to_dict()
     content["quality"] = {**content["quality"], **change}
-    with pytest.raises(PlanError, match="damaged"):
+    with pytest.raises(PlanError, match="Cannot use the certificate of the plan: "):
         Certificate.from_dict(content)
 
 
 @pytest.mark.parametrize("value", [0.00493, math.nan])
 def test_json_round_trip_inside_a_plan(value: float, tmp_path: object) -> None:
     made = certificate(value)
-    plan = Plan(("a",), (4,), ((0, 2),), {"a.weight": (4,)}, ((1, 3),), made.to_dict())
+    net = torch.nn.Linear(3, 2)
+    network = PrunedNetwork.of(net, (torch.zeros(1, 3),))
+    plan = Plan(("a",), (4,), ((0, 2),), {"a.weight": (4,)}, ((1, 3),), made.to_dict(), network)
     plan.save(f"{tmp_path}/plan.json")
     again = Certificate.from_dict(Plan.load(f"{tmp_path}/plan.json").certificate)
     assert json.dumps(again.to_dict()) == json.dumps(made.to_dict())
@@ -185,3 +190,42 @@ def test_the_worst_verdict_is_the_verdict() -> None:
 def test_anything_else_is_refused(content: dict | None) -> None:
     with pytest.raises(PlanError):
         Certificate.from_dict(content)
+
+
+def test_the_certificate_keeps_the_specification_of_the_target() -> None:
+    """A title leaves options out; the same target can only be named again with them."""
+    name = "ssh://pi@board:22?runtime=onnxruntime&python=%2Fopt%2Fpython"
+    meter = SimpleNamespace(**{**vars(METER), "title": "onnxruntime/ssh://pi@board:22 fp32 x1", "specification": name})
+    made = Certificate((entry_of(BUDGETS[0], meter, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1)
+    again = Certificate.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again.entries[0].specification == name
+    content = made.to_dict()
+    del content["entries"][0]["specification"]
+    with pytest.raises(PlanError, match="specification: is missing"):
+        Certificate.from_dict(content)
+
+
+@given(change=st.sampled_from(["limit", "least_used", "most_used", "utilisation", "measured"]), factor=st.floats(0, 2))
+def test_a_number_that_does_not_follow_is_refused(change: str, factor: float) -> None:
+    """Whatever number of an entry is changed, it is refused, or limit and verdict are those that were written."""
+    made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1)
+    assert made.verdict == "MET"
+    content = made.to_dict()
+    content["entries"][0][change] *= factor
+    try:
+        found = Certificate.from_dict(content)
+    except PlanError:
+        return
+    assert found.entries[0].limit == pytest.approx(0.005)
+    assert found.entries[0].most_used <= 1
+
+
+def test_every_verdict_follows_from_its_interval() -> None:
+    for value, verdict in ((0.0049, "MET"), (0.004999, "INCONCLUSIVE"), (0.0059, "NOT MET")):
+        made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(value), DENSE),), "2026-11-16", 1)
+        assert Certificate.from_dict(made.to_dict()).verdict == verdict
+        for other in {"MET", "INCONCLUSIVE", "NOT MET"} - {verdict}:
+            content = made.to_dict()
+            content["verdict"] = content["entries"][0]["verdict"] = other
+            with pytest.raises(PlanError, match="verdict is"):
+                Certificate.from_dict(content)

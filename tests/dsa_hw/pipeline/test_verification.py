@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -14,13 +15,15 @@ import torch
 import budgets
 from dsa_hw.channels.plan import Plan
 from dsa_hw.cli.main import main
-from dsa_hw.errors import BudgetError, DsaError, PlanError, ProfileError
+from dsa_hw.errors import BudgetError, DsaError, ModelError, PlanError, ProfileError
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.verification import verify
+from dsa_hw.utils.documents import sealed
+from dsa_hw.utils.weights import read_weights, weights_bytes
 from profilers.targets import from_title, resolve
 from tests.dsa_hw.cli.test_allocate import make
-from tests.fakes.formula import Net
+from tests.fakes.formula import Formula, Net
 
 MODEL = "tests.dsa_hw.cli.test_allocate:make"
 
@@ -42,6 +45,8 @@ def forged(plan: Plan, **changes: Any) -> Plan:
         entry["limit"] = changes.get("limit", share * entry["dense"])
         entry["utilisation"] = entry["least_used"] = entry["most_used"] = entry["measured"] / entry["limit"]
         entry["verdict"] = "MET" if entry["utilisation"] <= 1 else "NOT MET"
+    if "target" in changes and "specification" not in changes:
+        entry["specification"] = (changes["target"].split() or [""])[0]
     return replace(plan, certificate={**certificate, "entries": [entry], "verdict": entry["verdict"]})
 
 
@@ -92,7 +97,7 @@ ESTIMATE = {"kind": "EstimatedEnergyBudget", "amount": "60.0%"}
 )
 def test_a_plan_does_not_choose_code(budget: dict[str, Any], plan: Plan, net: Net, mark: Path) -> None:
     (mark.parent / "technology.json").write_text('{"mac": 1.0, "byte": {"dram": 1, "large": 1, "small": 1}}')
-    with pytest.raises(PlanError, match=r"Cannot use a budget of the plan|Unknown kind"):
+    with pytest.raises(PlanError, match=r"Cannot use a budget of the plan|Unknown kind|must be text or a number"):
         verify(forged(plan, budget=budget, target="torch/cpu fp32 x1"), net)
     assert run_command(forged(plan, budget=budget, target="torch/cpu fp32 x1"), mark.parent) == 2
     assert not mark.exists()
@@ -215,6 +220,157 @@ def test_the_title_of_a_local_target_names_it(name: str, threads: int) -> None:
     assert (type(again), again.title, again.threads) == (type(target), target.title, threads)
 
 
+@pytest.mark.parametrize(
+    ("typed", "precision", "threads"),
+    [
+        ("ssh://pi@board?python=%2Fopt%2Fpython", "fp16", 4),  # as in the certificate
+        ("ssh://pi@board fp32 x2", "fp32", 2),
+        ("ssh://pi@board fp32", "fp32", 1),
+    ],
+)
+def test_a_plan_of_a_board_is_verified_where_the_user_says(
+    typed: str, precision: str, threads: int, plan: Plan, net: Net, formula: Formula, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsa_hw.pipeline import verification
+
+    specification = "ssh://pi@board?runtime=onnxruntime&python=%2Fopt%2Fpython"
+    board = forged(
+        plan,
+        budget={"kind": "LatencyBudget", "amount": "60.0%"},
+        target="onnxruntime/ssh://pi@board fp16 x4",
+        specification=specification,
+    )
+    with pytest.raises(ProfileError, match="--target") as caught:
+        verify(board, net)
+    assert repr(specification) in str(caught.value), "with all options, so that it can be named again"
+    asked: list[tuple[Any, ...]] = []
+
+    def fake(target: Any, *, precision: str, threads: int) -> Formula:
+        asked.append((target, precision, threads))
+        return formula
+
+    monkeypatch.setattr(verification, "resolve", fake)
+    found = verify(board, net, target=typed, time_limit=5)
+    assert asked == [(typed.split()[0], precision, threads)]
+    assert found.now.verdict in ("MET", "NOT MET")
+    assert found.now.entries[0].specification == formula.name
+    for wrong in ("", " ", "ssh://pi@board x", "ssh://pi@board fp32 x0", "ssh://pi@board fp8"):
+        with pytest.raises(ProfileError, match="Cannot read the target"):
+            verify(board, net, target=wrong)
+
+
+def test_options_that_a_title_does_not_show_must_be_typed(plan: Plan, net: Net) -> None:
+    """The configuration file of an Ethos-U, for example, is not part of its title."""
+    odd = forged(
+        plan,
+        budget={"kind": "LatencyBudget", "amount": "60.0%"},
+        target="torch/cpu fp32 x1",
+        specification="torch/cpu?config=notes.txt",
+    )
+    with pytest.raises(ProfileError, match=r"--target.*notes\.txt"):
+        verify(odd, net)
+
+
+# What belongs to a plan -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved result."""
+    net, example = make()
+    result = allocate(net, budgets.FlopsBudget("50%"), example_inputs=example, method="uniform", progress=False)
+    return result.save(tmp_path / "small")
+
+
+def run_saved(folder: Path, *words: str) -> int:
+    return main(["verify", str(folder / "plan.json"), "--model", MODEL, *words])
+
+
+def test_the_weights_beside_the_plan_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_saved(folder) == 0
+    assert "weights: as saved" in capsys.readouterr().out
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for position in (10, len(whole) // 2, len(whole) - 1):
+        weights.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        for words in ((), ("--weights", str(weights))):
+            assert run_saved(folder, *words) == 2
+            error = capsys.readouterr().err
+            assert "SHA-256 differs" in error
+            assert error.count("\n") == 1
+    weights.unlink()
+    assert run_saved(folder) == 0
+    assert "weights: not compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "widths.csv", "rounds.csv", "history.csv"])
+def test_a_file_of_another_result_is_refused(name: str, folder: Path) -> None:
+    with (folder / name).open("ab") as file:
+        file.write(b"\n")
+    assert run_saved(folder) == 2
+    with pytest.raises(PlanError, match=name):
+        verify(folder / "plan.json", make()[0])
+
+
+def test_weights_of_the_user_are_compared_whatever_file_holds_them(
+    folder: Path, net: Net, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = read_weights(folder / "model.safetensors")
+    torch.save(right, folder / "copy.pt")
+    assert run_saved(folder, "--weights", str(folder / "copy.pt")) == 0
+    assert "as saved" in capsys.readouterr().out
+    wrong = {name: tensor.clone() for name, tensor in right.items()}
+    wrong["one.weight"].view(-1)[0] += 1e-6
+    torch.save(wrong, folder / "other.pt")
+    assert run_saved(folder, "--weights", str(folder / "other.pt")) == 2
+    assert "not those of the plan" in capsys.readouterr().err
+    with pytest.raises(PlanError, match="not those of the plan"):
+        verify(folder / "plan.json", net, weights=wrong)
+
+
+def make_other() -> tuple[Net, torch.Tensor]:
+    """The same tensors in another function."""
+
+    class Other(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 1.01
+
+    torch.manual_seed(0)
+    return Other().eval(), torch.zeros(1, 3, 16, 16)
+
+
+def test_another_architecture_with_the_same_tensors_is_noticed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "tests.dsa_hw.pipeline.test_verification:make_other"
+    assert main(["verify", str(folder / "plan.json"), "--model", model]) == 2
+    assert "computes something else" in capsys.readouterr().err
+
+
+def test_inputs_of_another_shape_are_refused(folder: Path, net: Net) -> None:
+    with pytest.raises(PlanError, match=r"made for inputs of 1x3x16x16, .* got 2x3x16x16"):
+        verify(folder / "plan.json", net, example_inputs=torch.zeros(2, 3, 16, 16))
+    assert run_saved(folder, "--input", "1x3x8x8") == 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_networks_with_nan_or_infinity_are_refused(bad: float, folder: Path, plan: Plan, net: Net) -> None:
+    net.one.weight.data[0, 0, 0, 0] = bad
+    with pytest.raises(ModelError, match=r"one\.weight of the dense network"):
+        verify(folder / "plan.json", net)
+    with pytest.raises(ModelError, match="input 0"):
+        verify(plan, make()[0], example_inputs=torch.full((1, 3, 16, 16), bad))
+    weights = {name: tensor.clone() for name, tensor in read_weights(folder / "model.safetensors").items()}
+    weights["one.weight"][0] = bad
+    with pytest.raises((PlanError, ModelError)):
+        verify(folder / "plan.json", make()[0], weights=weights)
+
+
+def test_a_certificate_without_the_hash_of_its_weights_is_refused(plan: Plan, net: Net) -> None:
+    with pytest.raises(PlanError, match="no hash"):
+        verify(replace(plan, network=None), net)
+
+
 # Forged certificates --------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +389,19 @@ def test_an_honest_plan_holds(plan: Plan, tmp_path: Path) -> None:
         {"verdict": "SURELY"},
         {"verdict": None},
         {"verdict": "NOT MET"},
+        {"verdict": "INCONCLUSIVE"},
+        {"limit": None},
+        {"measured": None},
+        {"utilisation": None},
+        {"measured": -1.0},
+        {"measured": True},
+        {"measured": "1"},
+        {"predicted": "nan"},
+        {"confidence": 0.0},
+        {"confidence": 1.0},
+        {"runs": -1},
+        {"specification": 5},
+        {"specification": "x" * 10_000},
         {"doubt": "busy"},
         {"most_used": 1.01},
         {"utilisation": 0.5},
@@ -241,17 +410,26 @@ def test_an_honest_plan_holds(plan: Plan, tmp_path: Path) -> None:
         {"environment": "abc"},
         {"environment": {"cpu": 5}},
         {"budget": {"kind": "FlopsBudget", "amount": "50.0%"}, "target": 5},
+        {"budget": {"kind": "FlopsBudget", "amount": ["50.0%"]}},
+        {"budget": {"kind": "FlopsBudget"}},
+        {"budget": {"kind": "FlopsBudget", "amount": "9" * 500 + "%"}},
+        {"budget": []},
         {"runs": "many"},
         {"asked": None},
         {"more": 1},
     ],
     ids=str,
 )
-def test_a_forged_entry_is_refused(changes: dict[str, Any], plan: Plan, tmp_path: Path) -> None:
+def test_a_forged_entry_is_refused(
+    changes: dict[str, Any], plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     certificate = dict(plan.certificate or {})
     entries = [{**certificate["entries"][0], **changes}]
     bad = replace(plan, certificate={**certificate, "entries": entries})
     assert run_command(bad, tmp_path) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dsa-hw verify: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -265,8 +443,13 @@ def test_a_forged_entry_is_refused(changes: dict[str, Any], plan: Plan, tmp_path
         {"entries": [[]]},
         {"verdict": "MET, surely"},
         {"verdict": None},
-        {"measurements": 1e400},
+        {"measurements": -1},
+        {"measurements": 1.5},
         {"versions": 5},
+        {"versions": {"torch": 2}},
+        {"date": "yesterday"},
+        {"more": 1},
+        {"format": "dsa_hw certificate 2"},
     ],
     ids=str,
 )
@@ -275,8 +458,17 @@ def test_a_forged_certificate_is_refused(certificate: dict[str, Any], plan: Plan
     with pytest.raises(PlanError):
         Certificate.from_dict(bad.certificate)
     assert run_command(bad, tmp_path) == 2
-    for other in ("x", 5, [], {}):
-        assert run_command(replace(plan, certificate=other), tmp_path) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", ["x", 5, [], {}], ids=str)
+def test_something_else_than_a_certificate_is_refused(content: Any, plan: Plan, net: Net, tmp_path: Path) -> None:
+    with pytest.raises(PlanError):
+        verify(replace(plan, certificate=content), net)
+    plan.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    document.pop("sha256")
+    (tmp_path / "plan.json").write_text(json.dumps(sealed({**document, "certificate": content})))
+    assert main(["verify", str(tmp_path / "plan.json"), "--model", MODEL]) == 2
 
 
 def test_the_verdict_follows_from_the_budget_and_the_network_not_from_the_file(
@@ -308,7 +500,7 @@ def test_nothing_certified_is_never_met(plan: Plan) -> None:
 def test_export_does_not_replace_its_inputs(plan: Plan, net: Net, tmp_path: Path) -> None:
     from dsa_hw.channels.plan import apply_plan
 
-    file, weights = tmp_path / "plan.json", tmp_path / "model.pt"
+    file, weights = tmp_path / "plan.json", tmp_path / "weights.pt"
     plan.save(file)
     torch.save(apply_plan(net, plan).state_dict(), weights)
     before = file.read_bytes(), weights.read_bytes()
@@ -319,8 +511,8 @@ def test_export_does_not_replace_its_inputs(plan: Plan, net: Net, tmp_path: Path
 
 
 def test_allocate_does_not_replace_the_weights_of_the_dense_network(net: Net, tmp_path: Path) -> None:
-    weights = tmp_path / "model.pt"
-    torch.save(net.state_dict(), weights)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights_bytes(net.state_dict()))
     before = weights.read_bytes()
     words = ["--budget", "flops=50%", "--method", "uniform", "--weights", str(weights)]
     assert main(["allocate", "--model", MODEL, *words, "--out", str(tmp_path)]) == 2

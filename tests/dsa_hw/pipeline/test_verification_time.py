@@ -10,7 +10,7 @@ import torch
 
 from budgets import LatencyBudget
 from dsa_hw import find_groups, shrink
-from dsa_hw.channels.plan import Plan
+from dsa_hw.channels.plan import Plan, PrunedNetwork
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.meters import DENSE, DeviceMeter
 from dsa_hw.pipeline.reading import Reading
@@ -33,7 +33,8 @@ def certified(net: Net, example: torch.Tensor, device: SimulatedDevice, share: f
     found = meter.read({DENSE: net, "pruned": small}, 60)
     budget = LatencyBudget(f"{100 * device.truth(small) / device.truth(net) / share!r}%")
     entry = entry_of(budget, meter, found["pruned"].value, found["pruned"], found[DENSE])
-    return Plan.of(groups, kept, Certificate((entry,), "2026-11-16", 1).to_dict())
+    network = PrunedNetwork.of(small, (example,))
+    return Plan.of(groups, kept, Certificate((entry,), "2026-11-16", 1).to_dict(), network)
 
 
 @pytest.mark.parametrize("share", [0.96, 0.98])
