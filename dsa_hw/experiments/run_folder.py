@@ -2,28 +2,52 @@
 
 ``settings.json`` says what the folder is for; ``rows.jsonl`` has a line for each finished network; ``networks/`` holds
 its weights (``state_dict``, read with ``weights_only``) and ``plans/`` its plan. The line is written last, so a network
-that has one is complete.
+that has one is complete. Files and lines have a checksum: what is damaged is refused or made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import logging
 import re
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from dsa_hw.errors import DsaError
-from dsa_hw.utils.files import whole_file, write_text
+from dsa_hw.errors import DsaError, FileError
+from dsa_hw.training.origins import Origin
+from dsa_hw.utils.documents import SealedDocument, read_bytes, read_document, sealed
+from dsa_hw.utils.files import append_line, whole_file, write_text
 from dsa_hw.utils.text import one_line
 
-__all__ = ["RunFolder", "slug"]
+__all__ = ["RunFileDocument", "RunFolder", "RunRowDocument", "slug"]
+
+_log = logging.getLogger(__name__)
+
+
+class RunFileDocument(SealedDocument):
+    """A JSON file of a comparison or a sweep: its settings, the cost model's provenance, a measuring session."""
+
+    model_config = ConfigDict(title="dsa_hw run file")
+    remedy = "Choose another --out or delete the folder."
+
+    format: Literal["dsa_hw run file 1"]
+    content: dict[str, Any] | list[Any]
+
+
+class RunRowDocument(SealedDocument):
+    """A line of ``rows.jsonl``: a finished network. Further fields depend on the experiment."""
+
+    model_config = ConfigDict(title="dsa_hw run row", extra="allow")
+
+    id: str = Field(min_length=1)
 
 
 class RunFolder:
@@ -50,38 +74,40 @@ class RunFolder:
         if known is None:
             self.write("settings.json", wanted)
         elif known != wanted:
-            key = next(k for k in [*known, *wanted] if known.get(k) != wanted.get(k))
+            different = Origin.of(known).differences(Origin.of(wanted))
             raise DsaError(
-                f"{str(path)!r} contains results of a run with different settings ({key}={known.get(key)!r}, requested "
-                f"{key}={wanted.get(key)!r}). Choose another --out or delete the folder."
+                f"{str(path)!r} contains results of a run with different settings ({different}). Choose another --out "
+                "or delete the folder."
             )
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return the finished networks by id; a line that a crash cut off is left out."""
-        found = {}
+        """Return the finished networks by id; a line that is cut off or damaged is left out with a warning.
+
+        Raises:
+            FileError: The file cannot be read.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        path = self.path / "rows.jsonl"
         try:
-            lines = (self.path / "rows.jsonl").read_text().splitlines()
-        except FileNotFoundError:
+            lines = read_bytes(path).splitlines()
+        except FileError:
+            if path.exists():
+                raise
             return {}
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                row = read_document(line, RunRowDocument, f"line {number} of {path}")
+            except FileError as error:
+                if line:
+                    _log.warning("%s Its network is made again.", error)
                 continue
-            found[str(row["id"])] = row
+            found[row.id] = {"id": row.id, **(row.model_extra or {})}
         return found
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a finished network."""
-        with (self.path / "rows.jsonl").open("a+") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell():  # start a new line after one that was cut off
-                file.seek(file.tell() - 1)
-                if file.read(1) != "\n":
-                    file.write("\n")
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        finite = json.loads(json.dumps(dict(row)), parse_constant=lambda _: None)  # JSON has no NaN
+        append_line(self.path / "rows.jsonl", json.dumps(sealed(finite)))
         shutil.rmtree(self.path / "unfinished" / slug(str(row["id"])), ignore_errors=True)
 
     def keep(self, id: str, model: nn.Module, **more: Tensor) -> None:
@@ -99,6 +125,9 @@ class RunFolder:
         if not file.exists():
             return None
         try:
+            with zipfile.ZipFile(file) as archive:  # torch does not compare the checksums
+                if bad := archive.testzip():
+                    raise ValueError(f"the checksum of {bad} does not match")
             return dict(torch.load(file, weights_only=True))
         except Exception as error:  # torch and pickle raise a dozen unrelated classes for a damaged file
             raise DsaError(f"Cannot read {file}: {one_line(error)}. Delete it to train again.") from error
@@ -111,18 +140,15 @@ class RunFolder:
         """Return the content of a JSON file; None where there is none.
 
         Raises:
-            DsaError: The file cannot be read.
+            FileError: The file cannot be read, is damaged, or is of another version.
         """
-        try:
-            return json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise DsaError(f"Cannot read {self.path / name}: {one_line(error)}. Delete it.") from error
+        path = self.path / name
+        return read_document(path, RunFileDocument).content if path.exists() else None
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file, whole or not at all."""
-        write_text(self.path / name, json.dumps(content, indent=1))
+        document = sealed({"format": "dsa_hw run file 1", "content": content})
+        write_text(self.path / name, json.dumps(document, indent=1))
 
     def _network(self, id: str) -> Path:
         return self.path / "networks" / f"{slug(id)}.pt"
