@@ -5,9 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from budgets.model_document import CostModelDocument
+from budgets.technologies import TechnologyDocument
+from dsa_hw.channels.plan import PlanDocument
+from dsa_hw.experiments.run_folder import RunFileDocument, RunRowDocument
+from dsa_hw.pipeline.certificate import CertificateDocument
 from dsa_hw.utils.documents import Document
 
-SCHEMAS: dict[str, type[Document]] = {}
+SCHEMAS: dict[str, type[Document]] = {
+    "certificate": CertificateDocument,
+    "cost-model": CostModelDocument,
+    "plan": PlanDocument,
+    "run-file": RunFileDocument,
+    "run-row": RunRowDocument,
+    "technology": TechnologyDocument,
+}
 """Name of the format -> class; each becomes ``docs/reference/schemas/NAME.schema.json``."""
 
 FOLDER = Path(__file__).parent / "reference" / "schemas"
