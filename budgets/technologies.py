@@ -6,18 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import ConfigDict, Field
+from typing import Any, Final
 
 from dsa_hw.errors import BudgetError
-from dsa_hw.utils.documents import Document, read_document
 
-__all__ = ["TECHNOLOGIES", "Technology", "TechnologyDocument", "technology"]
+__all__ = ["TECHNOLOGIES", "Technology", "technology"]
 
-_PATHS: Final = {"weights": ("dram", "large", "small"), "activations": ("large", "small")}
+PATHS: Final[dict[str, tuple[str, ...]]] = {"weights": ("dram", "large", "small"), "activations": ("large", "small")}
 _PICO: Final = 1e-12
-_Energy = Annotated[float, Field(ge=0, le=1e12)]  # pJ; nothing takes a joule
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Technology:
     mac: float
     byte: Mapping[str, float] = field(hash=False)
     width: float = 4.0
-    paths: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(_PATHS), hash=False)
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(PATHS), hash=False)
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -49,7 +45,7 @@ class Technology:
         for what, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0 or math.isinf(value):
                 raise BudgetError(f"Technology {self.name}: {what} must be a number of at least 0; got {value!r}.")
-        if set(self.paths) != set(_PATHS) or not self.width > 0:
+        if set(self.paths) != set(PATHS) or not self.width > 0:
             raise BudgetError(
                 f"Technology {self.name}: it needs paths for weights and activations, and a width above 0."
             )
@@ -97,28 +93,6 @@ def _published() -> dict[str, Technology]:
     }
 
 
-class _PathsDocument(Document):
-    weights: tuple[str, ...] = _PATHS["weights"]
-    activations: tuple[str, ...] = _PATHS["activations"]
-
-
-class TechnologyDocument(Document):
-    """A technology as a file; energies in picojoules, sizes in bytes. The fields are those of `Technology`."""
-
-    model_config = ConfigDict(title="dsa_hw technology")
-    remedy = (
-        'Write {"mac": pJ, "byte": {"dram": pJ, "large": pJ, "small": pJ}}, with "width" (bytes of a number, 4) and '
-        '"paths" where they differ from the default.'
-    )
-
-    mac: _Energy
-    byte: dict[str, _Energy] = Field(min_length=1)
-    width: float = Field(4.0, gt=0, le=1e3)
-    paths: _PathsDocument = _PathsDocument()
-    name: str = ""
-    source: str = "user's own figures"
-
-
 TECHNOLOGIES: Final[dict[str, Technology]] = _published()
 """Published figures: 45 nm and 7 nm, fp32, fp16 and int8."""
 
@@ -142,6 +116,10 @@ def technology(given: str | Path | Mapping[str, Any] | Technology) -> Technology
         return given
     if isinstance(given, str) and given in TECHNOLOGIES:
         return TECHNOLOGIES[given]
+    # Later, because it imports pydantic and budgets are part of ``dsa-hw --help``.
+    from budgets.technology_document import TechnologyDocument
+    from dsa_hw.utils.documents import read_document
+
     what = "mapping"
     if isinstance(given, (str, Path)):
         path, what = Path(given), str(given)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from budgets.model_document import CostModelDocument
-from budgets.technologies import TechnologyDocument
+from budgets.technology_document import TechnologyDocument
 from dsa_hw.channels.plan import PlanDocument
 from dsa_hw.experiments.run_folder import RunFileDocument, RunRowDocument
 from dsa_hw.pipeline.certificate import CertificateDocument
