@@ -104,5 +104,7 @@ class RefinementOptions:
         check_share(self.minimum, "minimum", WidthError)
         check_share(self.use, "use", BudgetError)
         check_share(self.confidence, "confidence", BudgetError, strict=True)
+        if self.confidence < 0.5:  # the interval would have almost no width, and a certificate is refused
+            raise BudgetError(f"`confidence` must be at least 0.5; got {self.confidence!r}.")
         if isinstance(self.most, bool) or not isinstance(self.most, Integral) or self.most < 1:
             raise BudgetError(f"`most` must be a whole number from 1; got {self.most!r}.")

@@ -332,3 +332,9 @@ def test_a_method_that_returns_bad_weights_or_a_bad_loss_is_not_certified(net: N
 
 def _bad_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, targets) * float("nan")
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.3, 1.0, float("nan")])
+def test_a_confidence_that_no_certificate_may_have_is_refused(confidence: float) -> None:
+    with pytest.raises(BudgetError, match="`confidence`"):
+        RefinementOptions(confidence=confidence)
