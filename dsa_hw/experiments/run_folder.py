@@ -74,7 +74,7 @@ class RunFolder:
         if known is None:
             self.write("settings.json", wanted)
         elif known != wanted:
-            different = Origin.of(known).differences(Origin.of(wanted))
+            different = Origin.of(known if isinstance(known, dict) else {}).differences(Origin.of(wanted))
             raise DsaError(
                 f"{str(path)!r} contains results of a run with different settings ({different}). Choose another --out "
                 "or delete the folder."

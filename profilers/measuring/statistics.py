@@ -85,8 +85,8 @@ class Estimate:
 
     def halfwidth(self, confidence: float = 0.95) -> float:
         """Return half of the interval's length over the value."""
-        low, high = self.interval(confidence)
-        return (high - low) / 2 / self.value
+        low, high = Estimate(0.0, self.variance, self.freedom).interval(confidence)  # the value may underflow
+        return (high - low) / 2
 
     def times(self, other: Estimate) -> Estimate:
         """Return the product with an independent number."""
