@@ -56,6 +56,7 @@ _HOMES = {
     "load_profile": "profilers",
     "measure": "profilers",
     "profile": "profilers",
+    "recover": "dsa_hw.training.recovery",
     "round_widths": "dsa_hw.methods.rounding",
     "select_channels": "dsa_hw.channels",
     "shrink": "dsa_hw.channels",
@@ -108,6 +109,7 @@ __all__ = [
     "masked",
     "measure",
     "profile",
+    "recover",
     "round_widths",
     "select_channels",
     "shrink",
@@ -159,6 +161,7 @@ if TYPE_CHECKING:
     from dsa_hw.pipeline.result import Allocation
     from dsa_hw.pipeline.verification import Verification, verify
     from dsa_hw.profiles import Profile
+    from dsa_hw.training.recovery import recover
     from profilers import MeasuringRules, load_profile, measure, profile
 
 
