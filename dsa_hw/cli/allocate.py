@@ -74,6 +74,10 @@ def add(subparsers: Any) -> None:
     add_data(parser, "digits or cifar10, to learn keep ratios and weights from (default: synthetic inputs)")
     option("--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}")
     option("--epochs", type=amount, metavar="N", help="epochs that the method may train (default: the method's own)")
+    option(
+        "--recovery", choices=("none", "refit", "distil"), default="refit",
+        help="refit the weights that remain to the dense network's outputs; distil also trains them on these outputs",
+    )  # fmt: skip
     option("--finetune", type=amount, default=0.0, metavar="EPOCHS", help="epochs of fine-tuning the pruned network")
     option("--out", type=Path, default=Path("allocation"), metavar="DIR", help="folder of the results")
     add_search(parser, "profile store (.sqlite) or fitted cost model (.json) to use instead of measuring")
@@ -96,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         val=data.val if data else None,
         target=args.target,
         method=args.method,
+        recovery=args.recovery,
         options={} if args.epochs is None else {"epochs": args.epochs},
         seed=args.seed,
         out=args.out,

@@ -25,6 +25,7 @@ from dsa_hw.pipeline.cost_models import Task
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.quality import Quality, quality_on_synthetic_inputs
+from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.training.batchnorm import recalibrate
@@ -48,6 +49,8 @@ def allocate(
     train: Batches | None = None,
     val: Batches | None = None,
     loss: Loss | None = None,
+    images: Batches | None = None,
+    recovery: str = "refit",
     target: str | Target | None = None,
     method: str | Proposal = "dsa",
     options: Mapping[str, Any] | None = None,
@@ -67,6 +70,11 @@ def allocate(
         val: Loader of (inputs, targets). Alone, only the keep ratios are learned. With neither loader, synthetic inputs
             are used and the outputs of the dense network are the targets.
         loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
+        images: Unlabelled inputs for the recovery: batches of inputs, a few hundred in all. None takes those of
+            ``train`` or ``val``, or synthesises inputs that match the network's own batch-norm statistics.
+        recovery: "refit" refits the weights that remain to the outputs of the dense network, in closed form; "distil"
+            also trains them on these outputs; "none" leaves them as they were cut. Weights that a method has trained
+            are left as they are.
         target: Where measured budgets hold that name no target, for example ``"onnxruntime/cpu"``. None is ONNX Runtime
             on the CPU, or the best runtime of the CUDA device that the model is on.
         method: Name of the method, or a proposal of an earlier allocation of this network (``result.proposal``), whose
@@ -102,6 +110,7 @@ def allocate(
     budgets = check_budgets(budget)
     check_model(model)
     check_seed(seed)
+    check_level(recovery)
     if isinstance(method, str):
         check_method(method)
     elif not isinstance(method, Proposal):
@@ -136,13 +145,15 @@ def allocate(
         candidates, found = find_network(
             problem, proposal, constraints, refinement, reading_limit=profiling.reading_limit, listener=say
         )
+        data = train if train is not None else val
+        done = ""
+        if proposal.model is model:
+            source = images if images is not None else data
+            done = recover_network(problem, found, source, recovery, lambda what, share: bar.say(what, share))
+        elif data is not None:
+            recalibrate(found.model, data)
     best = best_candidate(candidates)
-    data = train if train is not None else val
-    quality = None
-    if data is not None:
-        recalibrate(found.model, data)
-    else:
-        quality = quality_on_synthetic_inputs(model, found.model, inputs, seed)
+    quality = None if data is not None else quality_on_synthetic_inputs(model, found.model, inputs, seed)
     check_finite_weights(found.model, "the pruned network")
     check_finite_outputs(found.model, inputs, "the pruned network")
     certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
@@ -158,6 +169,7 @@ def allocate(
         inputs=inputs,
         constraints=tuple(constraints),
         proposal=proposal,
+        recovery=done,
     )
     if folder is not None:
         result.save(folder)

@@ -49,6 +49,7 @@ class Allocation:
         inputs: The example inputs.
         constraints: The budgets made concrete, with their cost models.
         proposal: What the method proposed; can be reused as ``allocate(..., method=result.proposal)``.
+        recovery: What was done to the weights that remain.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Allocation:
     inputs: tuple[Any, ...]
     constraints: tuple[Constraint, ...] = field(default=(), repr=False)
     proposal: Proposal | None = field(default=None, repr=False)
+    recovery: str = ""
 
     def export(self, path: str | Path) -> Path:
         """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs."""
@@ -121,6 +123,7 @@ class Allocation:
             f"Allocation of {type(self.model).__name__} on {shapes}: {c.verdict}",
             *(f"  {line}" for line in str(c).splitlines()),
             f"  {c.measurements} network(s) measured, {c.date}",
+            *([f"  {self.recovery}"] if self.recovery else []),
             f"  {kept} of {total} channels kept in {len(sizes)} groups: {', '.join(shown)}{more}",
             "  " + ", ".join(f"{name} {version}" for name, version in c.versions.items()),
         ]

@@ -1,0 +1,88 @@
+"""What is left of the accuracy before any fine-tuning, without labels: as cut, refitted, distilled.
+
+    python benchmarks/recovery.py --data cifar10.npz --weights resnet20-12fca82f.th --out recovery.jsonl
+    python benchmarks/recovery.py --out recovery.jsonl --summary
+
+The CIFAR-10 ResNet-20 is pruned to shares of its FLOPs with nothing (synthetic inputs), or with 512 unlabelled training
+images for the recovery; the keep ratios come from synthetic inputs in both cases. One JSON line for each case; what is
+in the file is not repeated. Accuracy is that on the 10,000 test images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+import dsa_hw
+from dsa_hw.training.metrics import accuracy
+from dsa_hw.zoo import models
+from dsa_hw.zoo.data import load_data
+
+SHARES, LEVELS, INPUTS = ("75%", "50%", "33%"), ("none", "refit", "distil"), ("nothing", "512 images")
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return the lines of a file as a table."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return pd.DataFrame([json.loads(line) for line in lines], columns=None if lines else ["share", "level", "inputs"])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run every case that is not in the file."""
+    model, example = models.load_model(args.model, (1, 3, 32, 32))
+    content = torch.load(args.weights, weights_only=True, map_location="cpu")
+    state = content.get("state_dict", content)
+    model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
+    model.eval()
+    data = load_data("cifar10", args.data, seed=args.seed)
+    images = [inputs for inputs, _ in (batch for batch, _ in zip(data.train, range(4), strict=False))]
+    dense = accuracy(model, data.test)
+    for share in args.shares:
+        for inputs in args.inputs:
+            for level in args.levels:
+                done = read(args.out)
+                if ((done["share"] == share) & (done["level"] == level) & (done["inputs"] == inputs)).any():
+                    continue
+                begin = time.monotonic()
+                result = dsa_hw.allocate(
+                    model, dsa_hw.FlopsBudget(share), example_inputs=example, recovery=level, seed=args.seed,
+                    images=None if inputs == "nothing" else images, progress=False,
+                )  # fmt: skip
+                seconds = time.monotonic() - begin
+                row = {
+                    "model": args.model, "share": share, "inputs": inputs, "level": level, "dense": dense,
+                    "accuracy": accuracy(result.model, data.test), "seconds": seconds, "recovery": result.recovery,
+                    "date": time.strftime("%Y-%m-%d"),
+                }  # fmt: skip
+                with args.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(f"{share} {inputs}, {level}: {100 * row['accuracy']:.1f}% in {seconds:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet20_a", help="CIFAR network with option-A shortcuts (%(default)s)")
+    parser.add_argument("--data", type=Path, default=Path("cifar10.npz"))
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--shares", nargs="+", default=list(SHARES))
+    parser.add_argument("--inputs", nargs="+", default=list(INPUTS), choices=INPUTS)
+    parser.add_argument("--levels", nargs="+", default=list(LEVELS), choices=LEVELS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("recovery.jsonl"))
+    parser.add_argument("--summary", action="store_true", help="print the table of what is in the file")
+    args = parser.parse_args()
+    if not args.summary:
+        run(args)
+    table = read(args.out)
+    print((100 * table.pivot_table("accuracy", ["share", "inputs"], "level")).round(1).to_string())
+    print(table.pivot_table("seconds", ["share", "inputs"], "level").round(0).to_string())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Recovery within an allocation: with images, with labelled data, without any, and where it does not help."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dsa_hw
+from dsa_hw.errors import DsaError
+from dsa_hw.pipeline import recovering
+
+
+def trained() -> tuple[nn.Module, torch.Tensor]:
+    """A network whose batch norms have seen data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 4),
+    )  # fmt: skip
+    images = torch.randn(96, 3, 8, 8).cumsum(3)
+    for _ in range(40):
+        model(images)
+    return model.eval(), images
+
+
+def allocate(model: nn.Module, **options: Any) -> dsa_hw.Allocation:
+    defaults: dict[str, Any] = {"example_inputs": torch.zeros(1, 3, 8, 8), "method": "uniform", "progress": False}
+    return dsa_hw.allocate(model, dsa_hw.FlopsBudget("50%"), **{**defaults, **options})
+
+
+def distance(small: nn.Module, dense: nn.Module, images: torch.Tensor) -> float:
+    with torch.no_grad():
+        wanted = dense(images)
+        return float((small.eval()(images) - wanted).square().mean() / wanted.var())
+
+
+def test_images_bring_the_outputs_closer_to_the_dense_network() -> None:
+    model, images = trained()
+    before = copy.deepcopy(model.state_dict())
+    new = images[80:]
+    found = {
+        level: distance(allocate(model, images=[images[:80]], recovery=level).model, model, new)
+        for level in ("none", "refit", "distil")
+    }
+    assert found["refit"] < 0.7 * found["none"]
+    assert found["distil"] < found["none"]
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the user's network is not changed"
+
+
+def test_inputs_of_a_loader_are_used_and_the_result_says_so() -> None:
+    model, images = trained()
+    with torch.no_grad():
+        labels = model(images).argmax(1)
+    result = allocate(model, val=[(images[:64], labels[:64]), (images[64:], labels[64:])])
+    assert "Weights refitted on 96 images" in result.recovery
+    assert result.recovery in repr(result)
+    assert distance(result.model, model, images) < distance(allocate(model, recovery="none").model, model, images)
+
+
+def test_inputs_are_synthesised_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovering, "_IMAGES", 128)
+    model, images = trained()
+    result = allocate(model)
+    assert "synthetic inputs that match the batch-norm statistics" in result.recovery
+    assert distance(result.model, model, images) < distance(allocate(model, recovery="none").model, model, images)
+
+
+def test_network_without_statistics_stays_as_cut_and_says_so() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    one, two = allocate(model), allocate(model, recovery="none")
+    assert one.recovery.startswith("No recovery: without images")
+    assert two.recovery == ""
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+
+
+def test_weights_stay_as_cut_where_refitting_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = trained()
+
+    def spoil(small: nn.Module, *_: Any, **__: Any) -> list[Any]:
+        with torch.no_grad():
+            for parameter in small.parameters():
+                parameter.zero_()
+        return []
+
+    monkeypatch.setattr(recovering, "refit", spoil)
+    result = allocate(model, images=[images])
+    assert "did not help" in result.recovery
+    assert all(bool((p != 0).any()) for p in result.model.parameters() if p.ndim > 1)
+
+
+def test_memory_limits_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = trained()
+    monkeypatch.setattr(recovering, "_MEMORY", 4 * recovering._LIVE * 24 * 64 * 20)  # of twenty images
+    assert "on 20 images" in allocate(model, images=[images]).recovery
+
+
+def test_unknown_level_is_refused() -> None:
+    with pytest.raises(DsaError, match=r"Unknown recovery 'all'. Available levels of recovery: distil, none, refit\."):
+        allocate(trained()[0], recovery="all")
