@@ -7,9 +7,11 @@ writes, so that a flipped bit is another weight. They are compared here.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -78,9 +80,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             start = file.read(9)
         if path.suffix == ".safetensors" or start[8:] == b"{":
             return dict(safetensors.torch.load(path.read_bytes()))
-        if start[:2] == b"PK":
-            _check_zip(path)
-        found = torch.load(path, weights_only=True, map_location="cpu")
+        source = _checked_archive(path) if start[:2] == b"PK" else path
+        found = torch.load(source, weights_only=True, map_location="cpu")
     except (OSError, MemoryError, safetensors.SafetensorError) as error:
         raise ModelError(f"Cannot read the weights {path} ({one_line(error, 200)}). {_SAVE}") from error
     except DsaError:
@@ -93,12 +94,24 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return _state_dict(found, path)
 
 
-def _check_zip(path: Path) -> None:
-    """Compare the checksum of every part."""
-    with zipfile.ZipFile(path) as archive:
-        bad = archive.testzip()
-    if bad is not None:
-        raise ModelError(f"The weights {path} are damaged: the checksum of {bad} does not match. Restore the file.")
+def _checked_archive(path: Path) -> io.BytesIO:
+    """Return the parts of a zip file, whose checksums Python compares, as a new zip file.
+
+    torch looks for the parts in its own way. Where the directory of the file is damaged, it can read other bytes than
+    those that were compared.
+    """
+    copied = io.BytesIO()
+    try:
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w") as new:
+            for part in archive.infolist():
+                new.writestr(part.filename, archive.read(part))
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(
+            f"The weights {path} are damaged: a checksum does not match, or a part is missing ({one_line(error)}). "
+            "Restore the file."
+        ) from error
+    copied.seek(0)
+    return copied
 
 
 def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
