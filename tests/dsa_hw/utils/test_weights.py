@@ -115,7 +115,7 @@ class Payload:
         (b"", "is not a file of torch.save"),
         (b"PK\x03\x04", "damaged"),
     ],
-    ids=str,
+    ids=["list", "checkpoint", "model", "number", "payload", "text", "empty", "cut archive"],
 )
 def test_other_files_are_refused_with_what_to_do(
     content: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
