@@ -86,7 +86,10 @@ class Format:
         read: Reads a file as the project does, uses what it read, and returns something that can be fingerprinted.
         sealed: Whether a checksum protects the file as a whole: damage that changes what is read is a fault.
         edit: Changes the content and computes checksums again; None for formats without structure.
-        share: Share of the cases that are edited; the others are damaged byte by byte.
+        share: Share of the cases that are edited; the others are damaged.
+        file: Name of the file.
+        tamper: Changes the content and leaves the checksums, for formats in which damaged bytes seldom do; half of the
+            damaged cases.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Format:
     edit: Callable[[bytes, Random, Path], bytes] | None = None
     share: float = 0.5
     file: str = "file"
+    tamper: Callable[[bytes, Random, Path], bytes] | None = None
 
 
 FORMATS: dict[str, Format] = {}
@@ -410,11 +414,32 @@ def _read_store(path: Path) -> Any:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     tables = profilers.load_tables(path)
     profile = tables.profile
-    columns = [profile.column, "low", "high", "error", "runs", *profile.names]
-    return profile.table[columns].to_numpy().tolist(), dict(profile.grid), profile.target, profile.network
+    frames = (profile.table, tables.samples, tables.configurations, tables.environments, tables.networks)
+    content = [repr(frame.to_numpy().tolist()) for frame in (*frames, tables.sessions, tables.grid)]
+    return content, dict(profile.grid), profile.target, profile.network
 
 
 def _edit_store(data: bytes, rng: Random, folder: Path) -> bytes:
+    from profilers.storage.store import row_checksum
+
+    path = folder / "edited.sqlite"
+    path.write_bytes(_tamper_store(data, rng, folder))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type='table' ORDER BY name = 'totals'")
+        for (name,) in names.fetchall():
+            with contextlib.suppress(sqlite3.Error):  # a table that was changed beyond that is refused in any case
+                rows = connection.execute(f"SELECT rowid, * FROM {name}").fetchall()
+                for rowid, *values, _ in rows:
+                    connection.execute(
+                        f"UPDATE {name} SET checksum = ? WHERE rowid = ?", (row_checksum(name, values), rowid)
+                    )
+                if rng.random() < 0.9:
+                    connection.execute("UPDATE totals SET number = ? WHERE name = ?", (len(rows), name))
+    return path.read_bytes()
+
+
+def _tamper_store(data: bytes, rng: Random, folder: Path) -> bytes:
     path = folder / "edited.sqlite"
     path.write_bytes(data)
     connection = sqlite3.connect(path, isolation_level=None)
@@ -711,7 +736,7 @@ _add(Format("certificate", _make_plan, _read_certificate, True, _edit_certificat
 _add(Format("cost-model", _make_cost_model, _read_cost_model, True, _edit_sealed, file="latency.json"))
 _add(Format("settings", _make_settings, _read_settings, True, _edit_sealed, file="settings-copy.json"))
 _add(Format("rows", _make_rows, _read_rows, True, _edit_lines, file="rows-copy.jsonl"))
-_add(Format("store", _make_store, _read_store, False, _edit_store, file="profile.sqlite"))
+_add(Format("store", _make_store, _read_store, True, _edit_store, file="profile.sqlite", tamper=_tamper_store))
 _add(Format("table", lambda path: write_text(path, _TABLE), _read_table, False, file="table.csv"))
 _add(Format("table-gz", _gz, _read_table, True, file="table.csv.gz"))
 _add(Format("technology", lambda path: write_text(path, json.dumps(_TECHNOLOGY)), _read_technology, False, _edit_plain,
@@ -750,8 +775,8 @@ def fuzz(
         for number in range(first, first + cases):
             rng = random.Random(f"{name}/{seed}/{number}")
             edited = form.edit is not None and rng.random() < form.share
-            data = form.edit(original, rng, Path(folder)) if edited and form.edit else damaged(original, rng)
-            path.write_bytes(data)
+            mutate = form.edit if edited else form.tamper if form.tamper and rng.random() < 0.5 else None
+            path.write_bytes(mutate(original, rng, Path(folder)) if mutate else damaged(original, rng))
             outcome = _judge(form, path, expected, edited or not form.sealed)
             counts[outcome.kind] += 1
             if outcome.kind in FAULTS:

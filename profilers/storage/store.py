@@ -12,6 +12,10 @@ writer do not block each other for long.
 A store may come from a stranger. Nothing in it is unpickled or executed: a file whose tables are not exactly ours
 (views, triggers, virtual tables) is refused, queries have a time limit, and values are checked when they are read.
 Opened read-only, a store is not changed, and the file system may be read-only.
+
+Damage is noticed when a store is opened. Every row has a checksum of its table's name and of all its values, keys
+included, so that neither a value nor a place can change; the table ``totals`` has the number of rows of each table, so
+that no row can be missing; SQLite compares its indexes with the tables. A checksum is not a signature.
 """
 
 from __future__ import annotations
@@ -39,38 +43,45 @@ from dsa_hw.utils.documents import Document, parse_json, read_document
 from dsa_hw.utils.text import first_line, one_line, unknown_name
 from profilers.measuring.measurement import Samples
 
-__all__ = ["Store", "StoredConfiguration", "identity"]
+__all__ = ["Store", "StoredConfiguration", "identity", "row_checksum"]
 
 _APPLICATION = 0x44534148  # "DSAH", in the header of every store
-_VERSION = 3
+_VERSION = 4
 _MAGIC = b"SQLite format 3\x00"
 _PATIENCE = 60.0  # seconds that a writer waits for another one
 _QUERY_LIMIT = 300.0  # seconds of one query; a million runs are read in about five
 _LARGEST = 16 * 2**30  # bytes; a million runs have about 200 MB
 _ABSURD = 1e6  # seconds or joules of one inference: more than eleven days
+_TINY = 1e-12  # seconds or joules of one inference: less than a clock tick of any device
 
 _SCHEMA = """
-CREATE TABLE environments (id TEXT PRIMARY KEY, target TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL);
-CREATE TABLE networks (id TEXT PRIMARY KEY, name TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE environments (
+  id TEXT PRIMARY KEY, target TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL, checksum BLOB NOT NULL);
+CREATE TABLE networks (
+  id TEXT PRIMARY KEY, name TEXT NOT NULL, description TEXT NOT NULL, created REAL NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE configurations (
-  id TEXT PRIMARY KEY, network TEXT NOT NULL REFERENCES networks, widths TEXT NOT NULL, created REAL NOT NULL);
+  id TEXT PRIMARY KEY, network TEXT NOT NULL REFERENCES networks, widths TEXT NOT NULL, created REAL NOT NULL,
+  checksum BLOB NOT NULL);
 CREATE TABLE designs (
   network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
   configuration TEXT NOT NULL REFERENCES configurations, split TEXT NOT NULL, position INTEGER NOT NULL,
-  PRIMARY KEY (network, environment, configuration));
+  checksum BLOB NOT NULL, PRIMARY KEY (network, environment, configuration));
 CREATE TABLE sessions (
   id INTEGER PRIMARY KEY, environment TEXT NOT NULL REFERENCES environments, command TEXT NOT NULL,
-  load TEXT NOT NULL, started REAL NOT NULL);
+  load TEXT NOT NULL, started REAL NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE samples (
   id INTEGER PRIMARY KEY, session INTEGER NOT NULL REFERENCES sessions,
   configuration TEXT NOT NULL REFERENCES configurations,
-  block INTEGER NOT NULL, seconds REAL NOT NULL, dense_before REAL NOT NULL, dense_after REAL NOT NULL, extra TEXT);
+  block INTEGER NOT NULL, seconds REAL NOT NULL, dense_before REAL NOT NULL, dense_after REAL NOT NULL, extra TEXT,
+  checksum BLOB NOT NULL);
 CREATE INDEX samples_by_configuration ON samples (configuration, session);
 CREATE TABLE grids (
   network TEXT NOT NULL REFERENCES networks, environment TEXT NOT NULL REFERENCES environments,
-  grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (network, environment));
+  grid TEXT NOT NULL, evidence TEXT NOT NULL, created REAL NOT NULL, checksum BLOB NOT NULL,
+  PRIMARY KEY (network, environment));
+CREATE TABLE totals (name TEXT PRIMARY KEY, number INTEGER NOT NULL, checksum BLOB NOT NULL);
 """
-_TABLES = re.findall(r"CREATE TABLE (\w+)", _SCHEMA)
+_TABLES = [name for name in re.findall(r"CREATE TABLE (\w+)", _SCHEMA) if name != "totals"]
 _SPLITS = ("dense", "anchor", "train", "holdout")
 
 
@@ -93,6 +104,14 @@ class _NetworkDocument(Document):
 def identity(*content: Any) -> str:
     """Return the content hash of anything that JSON can represent."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def row_checksum(table: str, values: Sequence[Any]) -> bytes:
+    """Return the checksum of a row: 8 bytes of BLAKE2b over the table's name and the other values, in their order.
+
+    ``ascii`` writes each value with its type, and floats with all their digits.
+    """
+    return hashlib.blake2b(ascii((table, *values)).encode(), digest_size=8).digest()
 
 
 @dataclass(frozen=True)
@@ -145,16 +164,15 @@ class Store:
         if self.read_only:
             connection.execute("BEGIN")  # every query sees the same runs
             self._check_format()
+            self._check_content()
         else:
             with self._transaction():  # one transaction, so that a file is complete or empty
                 self._check_format()
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-        (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if problem != "ok":
-            raise StoreError(
-                f"{self.path} is damaged ({one_line(problem, 100)}). Restore it from a copy, or choose another --out."
-            )
+            connection.execute("BEGIN")  # another process may write meanwhile
+            self._check_content()
+            connection.execute("COMMIT")
 
     def _check_format(self) -> None:
         """Refuse what is not a store of this version; write the tables into an empty file."""
@@ -167,6 +185,8 @@ class Store:
                 raise StoreError(f"{self.path} has no profile yet. Fill it with dsa-hw profile --out {self.path}.")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
+            for name in _TABLES:
+                self._count(name, 0)
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
         elif application != _APPLICATION:
@@ -182,6 +202,33 @@ class Store:
                 f"{self.path} is not a profile store: its {one_line(kind, 20)} {one_line(name, 60)!r} is missing, "
                 "foreign or changed. Measure again into a new file with dsa-hw profile."
             )
+
+    def _check_content(self) -> None:
+        """Refuse a file in which a row is damaged or missing. A million runs take about eight seconds."""
+
+        def refuse(reason: str) -> NoReturn:
+            raise StoreError(
+                f"{self.path} is damaged: {reason}. Restore it from a copy, or measure again into a new file: "
+                "dsa-hw profile --model NAME --out new.sqlite."
+            )
+
+        connection = self._connection
+        self._started = time.monotonic()
+        (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if problem != "ok":
+            refuse(one_line(problem, 100))
+        numbers: dict[str, int] = {}
+        for table in (*_TABLES, "totals"):
+            self._started = time.monotonic()
+            numbers[table] = 0
+            for *values, checksum in connection.execute(f"SELECT * FROM {table}"):
+                if checksum != row_checksum(table, values):
+                    refuse(f"the checksum of a row of {table} does not match")
+                numbers[table] += 1
+        totals = dict(connection.execute("SELECT name, number FROM totals"))
+        for table in _TABLES:
+            if numbers[table] != totals.get(table):
+                refuse(f"{table} has {numbers[table]} rows; {one_line(totals.get(table), 20)} were written")
 
     def _is_overdue(self) -> bool:
         return time.monotonic() - self._started > _QUERY_LIMIT
@@ -244,6 +291,28 @@ class Store:
                     connection.execute("ROLLBACK")
                 raise
 
+    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]], otherwise: str = "ABORT") -> None:
+        """Write rows with their checksums; in a transaction. ``otherwise`` is what happens if a key is present."""
+        if not rows:
+            return
+        marks = ", ".join("?" * (len(rows[0]) + 1))
+        cursor = self._connection.executemany(
+            f"INSERT OR {otherwise} INTO {table} VALUES ({marks})", [(*row, row_checksum(table, row)) for row in rows]
+        )
+        self._count(table, cursor.rowcount)
+
+    def _count(self, table: str, more: int) -> None:
+        """Change the number of rows of a table; in a transaction."""
+        connection = self._connection
+        (number,) = connection.execute("SELECT total(number) FROM totals WHERE name = ?", (table,)).fetchone()
+        row = (table, int(number) + more)
+        connection.execute("INSERT OR REPLACE INTO totals VALUES (?, ?, ?)", (*row, row_checksum("totals", row)))
+
+    def _next(self, table: str) -> int:
+        """Return the number of the next row of a table; in a transaction."""
+        (last,) = self._connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
+        return int(last) + 1
+
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         self._started = time.monotonic()
         with self._explained("read"):
@@ -266,11 +335,8 @@ class Store:
     def add_environment(self, id: str, description: Mapping[str, str]) -> None:
         """Add an environment under its digest, unless it is present."""
         text = json.dumps(dict(description), sort_keys=True)
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO environments VALUES (?, ?, ?, ?)",
-                (id, description.get("target", ""), text, time.time()),
-            )
+        with self._transaction():
+            self._insert("environments", [(id, description.get("target", ""), text, time.time())], "IGNORE")
 
     def add_network(self, id: str, name: str, description: Mapping[str, Any]) -> None:
         """Add a network under its content hash, unless it is present.
@@ -280,11 +346,9 @@ class Store:
             name: Name of the network.
             description: Names, sizes, fingerprint and input shapes.
         """
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO networks VALUES (?, ?, ?, ?)",
-                (id, name, json.dumps(dict(description), sort_keys=True), time.time()),
-            )
+        text = json.dumps(dict(description), sort_keys=True)
+        with self._transaction():
+            self._insert("networks", [(id, name, text, time.time())], "IGNORE")
 
     def add_session(self, environment: str, command: str, load: Mapping[str, float]) -> int:
         """Begin a session of measuring.
@@ -297,13 +361,10 @@ class Store:
         Returns:
             The number of the session.
         """
-        with self._transaction() as connection:
-            cursor = connection.execute(
-                "INSERT INTO sessions (environment, command, load, started) VALUES (?, ?, ?, ?)",
-                (environment, command, json.dumps(dict(load)), time.time()),
-            )
-            assert cursor.lastrowid is not None
-            return cursor.lastrowid
+        with self._transaction():
+            number = self._next("sessions")
+            self._insert("sessions", [(number, environment, command, json.dumps(dict(load)), time.time())])
+        return number
 
     def add_design(
         self, network: str, environment: str, widths: Sequence[Sequence[int]], split: str
@@ -319,20 +380,15 @@ class Store:
         Returns:
             The configurations with these widths.
         """
+        integers = [[int(w) for w in row] for row in widths]
+        wanted = [identity(network, values) for values in integers]
         with self._transaction() as connection:
             (position,) = connection.execute("SELECT count(*) FROM designs").fetchone()
-            for i, row in enumerate(widths):
-                values = [int(w) for w in row]
-                id = identity(network, values)
-                connection.execute(
-                    "INSERT OR IGNORE INTO configurations VALUES (?, ?, ?, ?)",
-                    (id, network, json.dumps(values), time.time()),
-                )
-                connection.execute(
-                    "INSERT OR IGNORE INTO designs VALUES (?, ?, ?, ?, ?)",
-                    (network, environment, id, split, position + i),
-                )
-        wanted = {identity(network, [int(w) for w in row]) for row in widths}
+            new = [(id, network, json.dumps(values), time.time()) for id, values in zip(wanted, integers, strict=True)]
+            self._insert("configurations", new, "IGNORE")
+            self._insert(
+                "designs", [(network, environment, id, split, position + i) for i, id in enumerate(wanted)], "IGNORE"
+            )
         return [c for c in self.design(network, environment) if c.id in wanted]
 
     def design(self, network: str, environment: str) -> list[StoredConfiguration]:
@@ -380,16 +436,13 @@ class Store:
             samples: Pairs of configuration and runs.
         """
         rows = [
-            (session, configuration, int(k), float(s), float(b), float(a), extra)
+            (int(session), configuration, int(k), float(s), float(b), float(a), extra)
             for configuration, part in samples
             for s, k, b, a, extra in zip(part.values, part.block, part.before, part.after, _extras(part), strict=True)
         ]
-        with self._transaction() as connection:
-            connection.executemany(
-                "INSERT INTO samples (session, configuration, block, seconds, dense_before, dense_after, extra) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                rows,
-            )
+        with self._transaction():
+            first = self._next("samples")
+            self._insert("samples", [(first + i, *row) for i, row in enumerate(rows)])
 
     def samples(self, environment: str, network: str) -> dict[str, Samples]:
         """Return all raw runs of a network in an environment, by configuration; a session is a sitting."""
@@ -407,13 +460,13 @@ class Store:
     def _samples(self, runs: Sequence[tuple[Any, ...]]) -> Samples:
         session, block, *times, texts = zip(*runs, strict=True)
         numbers = []
-        for what, column, limit in zip(
+        for what, column, absent in zip(
             ("the time", "the dense network's time before", "the dense network's time after"),
             times,
-            (_ABSURD, math.inf, math.inf),  # infinity: the dense network did not run before or after
+            (None, math.inf, math.inf),  # infinity: the dense network did not run before or after
             strict=True,
         ):
-            if wrong := [v for v in column if type(v) is not float or not 0 < v <= limit]:
+            if wrong := [v for v in column if type(v) is not float or not (_TINY <= v <= _ABSURD or v == absent)]:
                 self._refuse(what, wrong[0])
             numbers.append(np.asarray(column, np.float64))
         for what, column in (("session", session), ("block", block)):
@@ -444,11 +497,12 @@ class Store:
             grid: Step of the widths by group.
             evidence: The measured points behind it.
         """
+        texts = json.dumps(dict(grid)), json.dumps([dict(e) for e in evidence])
         with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO grids VALUES (?, ?, ?, ?, ?)",
-                (network, environment, json.dumps(dict(grid)), json.dumps([dict(e) for e in evidence]), time.time()),
-            )
+            key = (network, environment)
+            before = connection.execute("DELETE FROM grids WHERE network = ? AND environment = ?", key).rowcount
+            self._count("grids", -before)
+            self._insert("grids", [(*key, *texts, time.time())])
 
     def grid(self, network: str, environment: str) -> tuple[dict[str, int], list[dict[str, Any]]] | None:
         """Return the grid and its evidence, or None."""
@@ -497,13 +551,13 @@ class Store:
         return self._environment(rows[0][0])
 
     def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return columns and rows of one of the tables."""
+        """Return columns and rows of one of the tables, without the checksums."""
         if name not in _TABLES:
             raise StoreError(unknown_name("table", name, _TABLES))
         self._started = time.monotonic()
         with self._explained("read"):
             cursor = self._connection.execute(f"SELECT * FROM {name}")
-            return [c[0] for c in cursor.description], cursor.fetchall()
+            return [c[0] for c in cursor.description[:-1]], [row[:-1] for row in cursor]
 
 
 def _extras(part: Samples) -> list[str | None]:

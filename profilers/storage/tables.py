@@ -117,7 +117,12 @@ def network_names(path: str | Path) -> list[str]:
 
 
 def _opened(path: str | Path) -> Store:
-    if not Path(path).exists():
+    try:
+        exists = Path(path).exists()
+    except TypeError as error:
+        given = one_line(repr(path), 60)
+        raise StoreError(f"`path` must be the path of a store, e.g. 'profile.sqlite'; got {given}.") from error
+    if not exists:
         raise StoreError(f"{path} does not exist. Make it with python -m profilers.latency --out {path}.")
     return Store(path, read_only=True)
 

@@ -52,6 +52,21 @@ def test_fuzzer_notices_silent_changes_raw_errors_and_hangs(monkeypatch: pytest.
     assert any(place.startswith("benchmarks/test_fuzz.py") and "KeyError" in place for place in faults)
 
 
+def test_edited_store_is_refused_unless_its_checksums_are_computed_again(tmp_path: Path) -> None:
+    fuzz = _script()
+    form = fuzz.FORMATS["store"]
+    path = tmp_path / form.file
+    form.make(path)
+    original, expected = path.read_bytes(), fuzz.fingerprint(form.read(path))
+    kinds: dict[str, set[str]] = {"edit": set(), "tamper": set()}
+    for number in range(50):
+        for how, found in kinds.items():
+            path.write_bytes(getattr(form, how)(original, fuzz.Random(number), tmp_path))
+            found.add(fuzz._judge(form, path, expected, how == "edit").kind)
+    assert kinds["tamper"] <= {"refused", "same"}
+    assert kinds["edit"] == {"refused", "same", "changed"}, "with new checksums the values are reached"
+
+
 def test_cases_can_be_repeated_and_continued() -> None:
     fuzz = _script()
     whole, _ = fuzz.fuzz("technology", 60, seed=3)

@@ -19,6 +19,7 @@ import tests.fakes.digits  # noqa: F401  (registers the target)
 from dsa_hw import LatencyBudget, find_groups
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.stores import sealed_again
 
 
 def network() -> tuple[nn.Module, torch.Tensor]:
@@ -106,6 +107,7 @@ def test_store_does_not_choose_code(
     mark = payload(store.parent, monkeypatch)
     with contextlib.closing(sqlite3.connect(store)) as connection, connection:
         assert connection.execute("update networks set name = ?", (name,)).rowcount == 1
+    sealed_again(store)
     assert main(["fit", str(store)]) == 2
     error = capsys.readouterr().err
     assert "--model" in error

@@ -25,6 +25,7 @@ from profilers.measuring.sittings import Sitting, SittingFile, sitting_key
 from profilers.measuring.statistics import Estimate
 from profilers.storage import store as module
 from profilers.storage.store import Store, identity
+from tests.fakes.stores import sealed_again
 
 ABOUT = {"names": ["a", "b"], "sizes": [8, 16], "fingerprint": "f", "inputs": []}
 DENSE = identity("n", [8, 16])
@@ -114,8 +115,9 @@ def test_required_precision_leaves_out_what_is_less_precise(tmp_path: Path) -> N
 def test_runs_without_those_of_the_dense_network_give_no_value(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM samples WHERE configuration = ?", (DENSE,))
+    sealed_again(path)
     assert len(load_profile(path)) == 0
 
 
@@ -174,15 +176,15 @@ def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("version", [2, 99])
+@pytest.mark.parametrize("version", [3, 99])
 def test_other_store_version_is_refused_with_the_command_for_a_new_one(tmp_path: Path, version: int) -> None:
     path = tmp_path / "p.sqlite"
     filled(path).close()
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (4,)
     connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(StoreError, match=rf"version {version} .*version 3.*dsa-hw profile --model NAME --out new"):
+    with pytest.raises(StoreError, match=rf"version {version} .*version 4.*dsa-hw profile --model NAME --out new"):
         Store(path)
 
 
@@ -446,9 +448,9 @@ def test_an_oversized_store_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("table", "column", "values"),
     [
-        ("samples", "seconds", [-1.0, 0.0, 1e300, math.inf, "abc", b"\x00", b"\xff\xfe"]),
-        ("samples", "dense_before", [-1.0, "abc", b"x"]),
-        ("samples", "dense_after", [0.0, "abc"]),
+        ("samples", "seconds", [-1.0, 0.0, 1e-320, 1e300, math.inf, "abc", b"\x00", b"\xff\xfe"]),
+        ("samples", "dense_before", [-1.0, 1e-320, 1e300, "abc", b"x"]),
+        ("samples", "dense_after", [0.0, 1e-320, 1e300, "abc"]),
         ("samples", "block", ["q", -1, 1.5, b"x"]),
         ("samples", "extra", ["{", "[1]", '{"a": "b"}', '{"a": NaN}', "[" * 10_000, 5, b"{}"]),
         ("configurations", "widths", ["x", "[0]", "{}", "[1.5, 2]", "[1]", "[9, 16]", "[8, 16, 1]", "[true, 1]", b""]),
@@ -473,10 +475,93 @@ def test_wrong_values_are_one_typed_line(tmp_path: Path, table: str, column: str
             connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
             connection.commit()
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with pytest.raises(StoreError, match="is damaged: "):
+            load_profile(path)
+        sealed_again(path)
         with pytest.raises(StoreError) as caught:
             load_profile(path)
         assert "\n" not in str(caught.value)
+        assert "checksum" not in str(caught.value), "what a stranger sealed is checked value by value"
         assert len(str(caught.value)) < 600
+
+
+def _all_columns() -> list[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(module._SCHEMA)
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return [(t, row[1]) for t in tables for row in connection.execute(f"PRAGMA table_info({t})")]
+
+
+@pytest.mark.parametrize(("table", "column"), _all_columns())
+def test_every_value_is_under_a_checksum(tmp_path: Path, table: str, column: str) -> None:
+    path = tmp_path / "p.sqlite"
+    with filled(path, blocks=2) as store:
+        store.set_grid("n", "e", {"a": 8}, [])
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        (kind,) = connection.execute(f"SELECT typeof({column}) FROM {table}").fetchone()
+        other = {"text": "other", "null": "{}", "blob": b"12345678"}.get(kind, 12345)
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT max(rowid) FROM {table})", (other,))
+    for read_only in (True, False):
+        with pytest.raises(
+            StoreError, match=rf"is damaged: the checksum of a row of {table} .*measure again"
+        ) as caught:
+            Store(path, read_only=read_only)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("table", ["environments", "networks", "configurations", "designs", "sessions", "samples"])
+def test_rows_cannot_be_missing_or_exchanged(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path, "e1").close()
+    with filled(path, "e2") as store:
+        store.add_network("other", "another", ABOUT)
+    whole = path.read_bytes()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
+    with pytest.raises(StoreError, match=rf"is damaged: {table} has \d+ rows; \d+ were written"):
+        load_profile(path)
+    path.write_bytes(whole)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        key = "configuration" if table == "designs" else "id"
+        first, second = (
+            connection.execute(f"SELECT rowid, {key} FROM {table} ORDER BY rowid LIMIT 1 OFFSET {n}").fetchone()
+            for n in (0, 1)
+        )
+        free = -1 if isinstance(first[1], int) else "free"
+        for old, new in ((first, free), (second, first[1]), ((-1 if free == -1 else first[0], 0), second[1])):
+            connection.execute(f"UPDATE {table} SET {key} = ? WHERE rowid = ?", (new, old[0]))
+    with pytest.raises(StoreError, match=rf"is damaged: the checksum of a row of {table} "):
+        load_profile(path)
+
+
+def test_damaged_index_is_noticed(tmp_path: Path) -> None:
+    """A query by the index would miss runs, although every row is intact."""
+    path = tmp_path / "p.sqlite"
+    filled(path).close()
+    content = bytearray(path.read_bytes())
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (page,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'samples_by_configuration'"
+        ).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    pages = [i for i in range(0, len(content), size) if content[i] in (2, 10) or i == (page - 1) * size]
+    changed = 0
+    for start in pages:
+        place = content.find(HALF.encode(), start, start + size)
+        if place >= 0:
+            content[place : place + 4] = b"zzzz"
+            path.write_bytes(content)
+            with pytest.raises(StoreError, match="is damaged"):
+                load_profile(path)
+            changed += 1
+            content[place : place + 4] = HALF[:4].encode()
+    assert changed
+
+
+def test_path_that_is_none_is_refused_in_one_line() -> None:
+    for wrong in (5, None, b"p.sqlite", ["p.sqlite"]):
+        with pytest.raises(StoreError, match=r"`path` must be the path of a store.*; got"):
+            load_profile(wrong)  # type: ignore[arg-type]
 
 
 def test_last_profile_is_that_of_the_last_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
