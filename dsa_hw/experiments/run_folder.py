@@ -12,7 +12,6 @@ import json
 import logging
 import re
 import shutil
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from dsa_hw.training.origins import Origin
 from dsa_hw.utils.documents import SealedDocument, read_bytes, read_document, sealed
 from dsa_hw.utils.files import append_line, whole_file, write_text
 from dsa_hw.utils.text import one_line
+from dsa_hw.utils.weights import checked_archive
 
 __all__ = ["RunFileDocument", "RunFolder", "RunRowDocument", "slug"]
 
@@ -125,10 +125,7 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            with zipfile.ZipFile(file) as archive:  # torch does not compare the checksums
-                if bad := archive.testzip():
-                    raise ValueError(f"the checksum of {bad} does not match")
-            return dict(torch.load(file, weights_only=True))
+            return dict(torch.load(checked_archive(file), weights_only=True))
         except Exception as error:  # torch and pickle raise a dozen unrelated classes for a damaged file
             raise DsaError(f"Cannot read {file}: {one_line(error)}. Delete it to train again.") from error
 

@@ -21,10 +21,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dsa_hw.errors import DsaError, ModelError
+from dsa_hw.errors import ModelError
 from dsa_hw.utils.text import one_line
 
-__all__ = ["read_weights", "tensors_digest", "weights_bytes"]
+__all__ = ["checked_archive", "read_weights", "tensors_digest", "weights_bytes"]
 
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "network", "weights", "params")
 _SAVE: Final = "Save model.state_dict() with torch.save or safetensors.torch.save_file."
@@ -80,12 +80,15 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             start = file.read(9)
         if path.suffix == ".safetensors" or start[8:] == b"{":
             return dict(safetensors.torch.load(path.read_bytes()))
-        source = _checked_archive(path) if start[:2] == b"PK" else path
+        source = checked_archive(path) if start[:2] == b"PK" else path
         found = torch.load(source, weights_only=True, map_location="cpu")
     except (OSError, MemoryError, safetensors.SafetensorError) as error:
         raise ModelError(f"Cannot read the weights {path} ({one_line(error, 200)}). {_SAVE}") from error
-    except DsaError:
-        raise
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(
+            f"The weights {path} are damaged: a checksum does not match, or a part is missing ({one_line(error)}). "
+            "Restore the file."
+        ) from error
     except Exception as error:  # torch and pickle raise a dozen unrelated classes for a file that is not theirs
         raise ModelError(
             f"Cannot read the weights {path}: it is damaged, has something other than tensors, or is not a file of "
@@ -94,22 +97,19 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return _state_dict(found, path)
 
 
-def _checked_archive(path: Path) -> io.BytesIO:
-    """Return the parts of a zip file, whose checksums Python compares, as a new zip file.
+def checked_archive(path: Path) -> io.BytesIO:
+    """Return the parts of a zip file, whose checksums Python compares, as a new zip file for ``torch.load``.
 
     torch looks for the parts in its own way. Where the directory of the file is damaged, it can read other bytes than
     those that were compared.
+
+    Raises:
+        zipfile.BadZipFile: A checksum does not match, or a part is missing; zlib.error where a part is compressed.
     """
     copied = io.BytesIO()
-    try:
-        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w") as new:
-            for part in archive.infolist():
-                new.writestr(part.filename, archive.read(part))
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise ModelError(
-            f"The weights {path} are damaged: a checksum does not match, or a part is missing ({one_line(error)}). "
-            "Restore the file."
-        ) from error
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w") as new:
+        for part in archive.infolist():
+            new.writestr(part.filename, archive.read(part))
     copied.seek(0)
     return copied
 

@@ -13,6 +13,7 @@ import torch
 
 from dsa_hw.errors import DsaError, FileError
 from dsa_hw.experiments.run_folder import RunFolder
+from tests.fakes.archives import with_parts_called_folders
 
 SETTINGS: dict[str, Any] = {"seed": 0, "model": "resnet20", "options": {"a": [1, 2.5]}}
 
@@ -73,6 +74,17 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(DsaError, match="Delete it to train again"):
         folder.weights("one")
+
+
+def test_weights_are_the_bytes_whose_checksums_were_compared(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SETTINGS)
+    model = torch.nn.Linear(4, 4)
+    folder.keep("one", model)
+    (file,) = (tmp_path / "networks").iterdir()
+    file.write_bytes(with_parts_called_folders(file.read_bytes()))
+    found = folder.weights("one")
+    assert found is not None
+    assert torch.equal(found["state_dict"]["weight"], model.weight)
 
 
 def test_rows_have_a_checksum(tmp_path: Path) -> None:

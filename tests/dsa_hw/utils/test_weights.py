@@ -13,6 +13,7 @@ from torch import nn
 from dsa_hw.errors import ModelError
 from dsa_hw.utils.modules import load_weights
 from dsa_hw.utils.weights import read_weights, tensors_digest, weights_bytes
+from tests.fakes.archives import with_parts_called_folders
 
 
 class Tied(nn.Module):
@@ -158,3 +159,10 @@ def test_what_is_not_a_plain_tensor_is_refused() -> None:
         for write in (weights_bytes, tensors_digest):
             with pytest.raises(ModelError, match="'a' is a"):
                 write({"a": value})
+
+
+def test_weights_are_the_bytes_whose_checksums_were_compared(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    (tmp_path / "w.pt").write_bytes(with_parts_called_folders((tmp_path / "w.pt").read_bytes()))
+    assert torch.equal(read_weights(tmp_path / "w.pt")["weight"], model.weight)
