@@ -138,7 +138,7 @@ def read_bytes(
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise error(f"Cannot read {what}: it is not a regular file.")
             data = file.read(max_bytes + 1)
-    except (OSError, ValueError) as reason:  # ValueError: a path with a NUL character
+    except (OSError, ValueError, TypeError) as reason:  # a path with a NUL character, something that is no path
         if isinstance(reason, DsaError):
             raise
         said = getattr(reason, "strerror", None) or reason

@@ -116,6 +116,9 @@ def test_other_files_are_refused(tmp_path: Path, text: str, found: str) -> None:
 def test_missing_and_damaged_files_are_refused(groups: Any, profile: Factory, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"Cannot read the cost model .*No such file"):
         budgets.load_cost_model(tmp_path / "nothing.json")
+    for wrong in (5, None, ["latency.json"]):
+        with pytest.raises(ProfileError, match=r"Cannot read the cost model .*path"):
+            budgets.load_cost_model(wrong)  # type: ignore[arg-type]
     model = budgets.fit(profile(groups), groups)
     path = model.save(tmp_path / "latency.json")
     state = json.loads(path.read_text())
