@@ -20,6 +20,7 @@ from PIL import Image
 
 from dsa_hw.channels.plan import apply_plan
 from dsa_hw.training.loaders import RepeatingLoader
+from dsa_hw.training.origins import read_state
 from dsa_hw.zoo import models
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def test_two_processes_are_interrupted_and_continue(images: Path, tmp_path: Path
     assert first.returncode != 0, text
     assert "Interrupted at step" in text, text
     assert not (out / "result.json").exists()
-    stopped = torch.load(out / "checkpoint.pt", weights_only=True)["step"]
+    stopped = read_state(out / "checkpoint.pt")[1]["step"]
     assert 0 < stopped < 16
 
     second = start(images, out, *options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import Any
 
@@ -18,7 +17,7 @@ class Interrupting(list):  # type: ignore[type-arg]
         for item in super().__iter__():
             self.fetched += 1
             if self.fetched == self.at:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             yield item
 
 

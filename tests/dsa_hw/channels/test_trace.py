@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_copied_is_rejected_with_the_reason() -> None:
 
 
 def test_wrong_input_and_untraceable_model_are_distinguished() -> None:
-    with pytest.raises(TraceError, match=r"does not run on the example input \(2x4x8x8\)"):
+    with pytest.raises(TraceError, match=r"does not run on the example input \(2x4x8x8 float32 on cpu\)"):
         find_groups(Small(), torch.randn(2, 4, 8, 8))
     model = Net(lambda n, x: n.a(x) if x.sum() > 0 else n.a(-x), a=conv(3, 4))
     with pytest.raises(TraceError, match="data-dependent control flow"):

@@ -72,7 +72,10 @@ def test_factory_may_return_its_inputs(capsys: pytest.CaptureFixture[str]) -> No
         (["--model", f"{HERE}:absent"], "package.module:factory"),
         (["--model", f"{HERE}:not_a_module"], "must return a torch.nn.Module"),
         (["--model", f"{HERE}:HERE"], "must be a function"),
-        (["--model", "resnet18", "--input", "1x1x32x32"], "Give an input that the model accepts"),
+        (
+            ["--model", "resnet18", "--input", "1x1x32x32"],
+            "Give an input of a shape, type and device that the model accepts",
+        ),
         (["--model", "resnet18", "--input", "224"], "does not run on the example input"),
         (["--model", "resnet18", "--input", "big"], "for example 1x3x224x224"),
         (["--model", f"{HERE}:untraceable", "--input", "1x3"], "torch.export cannot trace"),

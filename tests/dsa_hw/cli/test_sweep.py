@@ -24,13 +24,16 @@ def test_points_are_certified_and_infeasible_budgets_reported(
     assert set(content) == documented_keys("sweep")
     assert [(p["asked"], p["verdict"]) for p in content["points"]] == [("80%", "MET"), ("50%", "MET")]
     assert all(p["measured"] <= p["limit"] for p in content["points"])
+    assert main([*words, "--budgets", "latency=80%", "latency=0.1%"]) == 2, "the budgets of a sweep do not change"
+    assert "contains results of a run with different settings (budgets=" in capsys.readouterr().err
+    words[-1] = str(tmp_path / "other")
     assert main([*words, "--budgets", "latency=80%", "latency=0.1%"]) == 3
     met, infeasible, saved = capsys.readouterr().out.splitlines()
     assert met.startswith("     80%: ")
     assert f", MET, accuracy {100 * content['points'][0]['accuracy']:.1f}%" in met
     assert infeasible.startswith("    0.1%: ")
     assert "cannot be met" in infeasible
-    assert saved.startswith(f"saved: {tmp_path / 'front.csv'}")
+    assert saved.startswith(f"saved: {tmp_path / 'other' / 'front.csv'}")
 
 
 def test_line_has_cost_share_of_the_limit_and_verdict() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -97,12 +96,12 @@ def test_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
 
 def test_second_interrupt_is_not_deferred() -> None:
     with defer_interrupt() as received:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
 
 def _nan_gradient(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

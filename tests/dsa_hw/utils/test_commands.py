@@ -108,7 +108,7 @@ def test_sigterm_is_handled_like_an_interrupt(capsys: pytest.CaptureFixture[str]
     def work() -> int:
         with tempfile.TemporaryDirectory(dir=tmp_path):
             try:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             finally:
                 cleaned.append(True)
         return 0
@@ -124,7 +124,7 @@ def test_sigterm_of_a_program_with_its_own_handler_is_left_alone() -> None:
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
-        assert run_command("x", lambda: os.kill(os.getpid(), signal.SIGTERM)) == 0
+        assert run_command("x", lambda: signal.raise_signal(signal.SIGTERM)) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
@@ -146,7 +146,7 @@ class Loader(list):
         for item in list.__iter__(self):
             self.read += 1
             if self.read == 3 and sys.argv[1] == "kill":
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             yield item
 def work():
     finetune(model, Loader(data), 2, folder=Path({str(tmp_path)!r}))
