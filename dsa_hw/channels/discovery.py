@@ -7,11 +7,7 @@ masked copy. Groups that violate this are frozen; the reason names the line of c
 
 from __future__ import annotations
 
-import copy
 import logging
-import os
-import pathlib
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +20,11 @@ from dsa_hw.channels.assemble import analyse, assemble
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.masking import masked
 from dsa_hw.channels.surgery import shrink_to
-from dsa_hw.channels.trace import short_path
+from dsa_hw.channels.trace import failing_code
 from dsa_hw.channels.walk import Walk
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.inputs import as_inputs
-from dsa_hw.utils.modules import device_of, evaluating
+from dsa_hw.utils.modules import copy_module, device_of, evaluating
 from dsa_hw.utils.text import first_line
 
 __all__ = ["difference", "find_groups", "randomise"]
@@ -37,7 +33,6 @@ _Test = Callable[[ChannelGroups, Sequence[Ints]], None]
 _logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-4
 _DRAWS = 2  # of random widths; runs on shapes without data are cheap
-_TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # the separator keeps torchvision out
 
 
 def find_groups(model: nn.Module, example_inputs: Any, *, verify: bool = True) -> ChannelGroups:
@@ -181,7 +176,7 @@ class _Check:
     def _randomised(self, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         if dtype not in self.random:
             inputs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, self.inputs)
-            self.random[dtype] = randomise(copy.deepcopy(self.model).to(dtype), seed=0), inputs
+            self.random[dtype] = randomise(copy_module(self.model).to(dtype), seed=0), inputs
         return self.random[dtype]
 
 
@@ -208,14 +203,7 @@ def _forward(model: nn.Module, example_inputs: Any) -> Any:
         with torch.no_grad():
             return model(*args, **kwargs)
     except Exception as error:
-        names = {id(module): name for name, module in model.named_modules()}
-        module, place = "", ""
-        for frame, line in traceback.walk_tb(error.__traceback__):
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in names:
-                module = names[id(owner)]
-            if not frame.f_code.co_filename.startswith(_TORCH_FOLDER) and frame.f_code.co_filename != __file__:
-                place = f"{short_path(frame.f_code.co_filename)}:{line}"
+        module, place = failing_code(error, model)
         reason = f"the code at {place or module} depends on this channel count ({first_line(error)})"
         raise _BrokenError(reason, module) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from dsa_hw.channels.importance import Importance, select_channels
 from dsa_hw.channels.walk import Pad
 from dsa_hw.errors import WidthError
 from dsa_hw.utils.arrays import Bools, Ints
+from dsa_hw.utils.modules import copy_module
 
 __all__ = ["first_difference", "shrink", "shrink_to"]
 
@@ -92,7 +92,7 @@ def shrink_to(
     if device is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
             memo.setdefault(id(tensor), _like(tensor, tensor.detach().to(device=device)))
-    small = copy.deepcopy(model, memo)
+    small = copy_module(model, memo)
     mask = groups.flat_mask(kept)
     for module in small.modules():
         fit_attributes(module)

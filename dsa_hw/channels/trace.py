@@ -8,12 +8,12 @@ never the source of the model.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import operator
 import os
 import pathlib
 import re
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,11 +24,13 @@ from torch import fx, nn
 
 from dsa_hw.errors import TraceError
 from dsa_hw.utils.inputs import as_inputs, check_inputs, check_model
+from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import first_line
 
-__all__ = ["Trace", "TracedOperation", "copy_sharing_tensors", "short_path", "trace"]
+__all__ = ["Trace", "TracedOperation", "copy_sharing_tensors", "failing_code", "short_path", "trace"]
 
 _TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # the separator keeps torchvision out
+_OWN_FOLDER = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -86,10 +88,10 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 program = torch.export.export(copied, args, kwargs, strict=False)
         except Exception as error:
-            _check_forward(copy_sharing_tensors(model).eval(), args, kwargs)
+            _check_forward(copy_module(model).eval(), args, kwargs)
             raise TraceError(
-                f"torch.export cannot trace {type(model).__name__}: {first_line(error)}. The usual cause is "
-                "data-dependent control flow in forward. Remove it, or prune the part of the model without it."
+                f"torch.export cannot trace {type(model).__name__}{_where(error, copied)}: {first_line(error)}. The "
+                f"usual cause is data-dependent control flow. {_advice(error, copied)}."
             ) from error
     signature = program.graph_signature
     # A tied tensor has several names. The first one is used, as in model.named_parameters().
@@ -129,14 +131,41 @@ def copy_sharing_tensors(model: nn.Module) -> nn.Module:
     ``forward`` may assign attributes. During an export these are fake tensors, which torch.export removes only where
     the instance had the attribute before. The copy is discarded, and they with it.
     """
-    memo = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:  # whatever the __deepcopy__ and __reduce__ of the user's attributes raise
-        raise TraceError(
-            f"{type(model).__name__} cannot be copied with copy.deepcopy, which pruning needs: {first_line(error)}. "
-            "Remove the attribute that cannot be copied."
-        ) from error
+    return copy_module(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+
+
+def failing_code(error: BaseException, model: nn.Module) -> tuple[str, str]:
+    """Return the innermost module of ``model`` that raised ``error``, and the ``file:line`` of the user's code.
+
+    Both are "" where they are not known; the module is "" also where it is ``model`` itself.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    module, place = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
+        if isinstance(owner, nn.Module):
+            module = names.get(id(owner), module)
+        if not file.startswith((_TORCH_FOLDER, _OWN_FOLDER)) and os.path.isabs(file):
+            place = f"{short_path(file)}:{line}"
+    return module, place
+
+
+def _where(error: BaseException, model: nn.Module) -> str:
+    module, place = failing_code(error, model)
+    parts = [f"in {module!r}" if module else "", f"at {place}" if place else ""]
+    return " ".join(["", *filter(None, parts)])
+
+
+def _advice(error: BaseException, model: nn.Module) -> str:
+    """Return the call for the largest child of the model that does not contain the code that failed."""
+    module, _ = failing_code(error, model)
+    failing = module.partition(".")[0]
+    children = {name: sum(p.numel() for p in c.parameters()) for name, c in model.named_children() if name != failing}
+    largest = max(children, key=lambda name: children[name], default="")
+    if not largest or not children[largest]:
+        return "Change that code"
+    part = f"model.{largest}" if largest.isidentifier() else f"model.get_submodule({largest!r})"
+    return f"Change that code, or prune a part of the model without it: dsa_hw.find_groups({part}, ...)"
 
 
 def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,7 +177,7 @@ def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         tensors = [a for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor)]
         given = ", ".join(f"{'x'.join(map(str, a.shape))} {str(a.dtype)[6:]} on {a.device}" for a in tensors)
         raise TraceError(
-            f"{type(model).__name__} does not run on the example input ({given or 'no tensor'}): "
+            f"{type(model).__name__} does not run on the example input ({given or 'no tensor'}){_where(error, model)}: "
             f"{first_line(error)}. Give an input of a shape, type and device that the model accepts."
         ) from error
 

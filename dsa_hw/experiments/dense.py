@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import shutil
 import uuid
@@ -25,6 +24,7 @@ from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.training.origins import Origin, plain_or_hash
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.inputs import check_model
+from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import one_line
 from dsa_hw.zoo.data import Data, load_data
 from dsa_hw.zoo.models import load_model
@@ -68,7 +68,7 @@ def named_model(
     check_model(model)
     if example_inputs is None and shape is not None:
         example_inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return copy.deepcopy(model), name or type(model).__name__, example_inputs
+    return copy_module(model), name or type(model).__name__, example_inputs
 
 
 def question_of(loaders: Mapping[str, Any], **ingredients: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ problems differ.
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 import shutil
@@ -24,6 +23,7 @@ from dsa_hw.methods.registry import solve
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import one_line
 
 __all__ = ["probed_costs", "solve_or_resume"]
@@ -95,7 +95,7 @@ def _kept(path: Path, problem: Problem) -> Proposal | None:
     """Return a proposal of the same problem; None if the file does not fit it."""
     try:
         _, content = read_state(path)
-        model = copy.deepcopy(problem.model)
+        model = copy_module(problem.model)
         model.load_state_dict(content["weights"])
         scores, alpha = content["importance"], content["alpha"].numpy()
         if alpha.shape != (len(problem.groups),) or not np.isfinite(alpha).all():

@@ -11,7 +11,7 @@ from torch import nn
 
 from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import autocast
-from dsa_hw.utils.modules import device_of, evaluating
+from dsa_hw.utils.modules import device_of, evaluating, modes_kept
 
 __all__ = ["batch_statistics", "recalibrate"]
 
@@ -53,7 +53,8 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], batches: int = 20, prec
     if not norms:
         return
     device, momenta = device_of(model), [norm.momentum for norm in norms]
-    with evaluating(model):
+    with modes_kept(model):
+        model.eval()
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # a plain average over all batches

@@ -144,7 +144,7 @@ def refit(
         seed: Seed of the output positions that are used.
         listener: Called with a layer's name and the share of layers that are done.
     """
-    with evaluating(small), evaluating(dense):
+    with evaluating(dense):
         whole, part = _Lockstep(trace(dense, batches[0]), batches), _Lockstep(trace(small, batches[0]), batches)
         readers = _paired_readers(whole.trace, part.trace)
         slices = groups.slices(kept)

@@ -1,8 +1,9 @@
-"""Training modes, devices, weights, digests and finite numbers of modules."""
+"""Copies, training modes, devices, weights, digests and finite numbers of modules."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from dsa_hw.errors import DsaError, ModelError
-from dsa_hw.utils.text import one_line
+from dsa_hw.errors import DsaError, ModelError, TraceError
+from dsa_hw.utils.text import first_line, one_line
 from dsa_hw.utils.weights import tensors_digest
 
 __all__ = [
     "check_finite_inputs",
     "check_finite_outputs",
     "check_finite_weights",
+    "copy_module",
     "device_of",
     "evaluating",
     "load_weights",
@@ -42,10 +44,56 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` into evaluation mode, and restore the mode of every module when the body ends."""
-    with modes_kept(model):
-        model.eval()
+    """Put ``model`` into evaluation mode, and restore every module when the body ends.
+
+    ``forward`` may assign attributes, append to lists and write to buffers. Attributes, the contents of lists, dicts
+    and sets, and the values of buffers and of other tensors that are no parameters are restored, as are the modes.
+    """
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    values = [value for held in attributes for value in held.values()]
+    containers = [(value, copy.copy(value)) for value in values if isinstance(value, (list, dict, set))]
+    tensors = [t for t in (*values, *model.buffers()) if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)]
+    contents = [(t, t._version, t.detach().clone()) for t in tensors if not t.is_inference()]
+    model.eval()
+    try:
         yield
+    finally:
+        for module, held in zip(modules, attributes, strict=True):
+            vars(module).clear()
+            vars(module).update(held)
+        for container, before in containers:
+            if isinstance(container, list):
+                container[:] = before
+            else:
+                container.clear()
+                container.update(before)
+        with torch.no_grad():
+            for tensor, version, content in contents:
+                if tensor._version != version:
+                    tensor.detach().copy_(content)
+
+
+def copy_module(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return ``copy.deepcopy(model, memo)``, also where modules hold results of an earlier forward pass.
+
+    ``deepcopy`` refuses tensors with a history of gradients. In the copy they have none.
+
+    Raises:
+        TraceError: An attribute cannot be copied.
+    """
+    memo = {} if memo is None else memo
+    try:
+        for module in model.modules():
+            for value in tree_leaves(dict(vars(module))):
+                if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
+                    memo[id(value)] = value.detach().clone()
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the __deepcopy__ and __reduce__ of the user's attributes raise
+        raise TraceError(
+            f"{type(model).__name__} cannot be copied with copy.deepcopy, which pruning needs: {first_line(error)}. "
+            "Remove the attribute that cannot be copied."
+        ) from error
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 import threading
@@ -15,6 +14,7 @@ from torch import nn
 
 from dsa_hw.channels.trace import copy_sharing_tensors
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ModelError
+from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import one_line
 
 __all__ = ["at_precision", "export", "generic"]
@@ -28,7 +28,7 @@ def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> t
     if precision == "fp32":
         return model, inputs
     half = tuple(x.half() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
-    return copy.deepcopy(model).half(), half
+    return copy_module(model).half(), half
 
 
 def generic(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -39,7 +39,7 @@ def generic(model: nn.Module, seed: int = 0) -> nn.Module:
     not be the one that is deployed. Constant tensors get small random values; all other tensors, and so trained
     networks, do not change.
     """
-    other = copy.deepcopy(model).eval()
+    other = copy_module(model).eval()
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in (*other.parameters(), *other.buffers()):

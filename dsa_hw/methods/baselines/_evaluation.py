@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import autocast, checked_loss
 from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.inputs import as_inputs
-from dsa_hw.utils.modules import device_of
+from dsa_hw.utils.modules import copy_module, device_of
 from dsa_hw.utils.text import one_line
 
 __all__ = ["Evaluator", "place", "prepared", "seeded", "unit_scores"]
@@ -135,7 +134,7 @@ def unit_scores(problem: Problem) -> list[Floats]:
 
 def prepared(model: nn.Module, options: Compute) -> nn.Module:
     """Return a copy of the network in the memory format of the options."""
-    twin = copy.deepcopy(model)
+    twin = copy_module(model)
     return twin.to(memory_format=torch.channels_last) if options.channels_last else twin  # type: ignore[call-overload]
 
 

@@ -16,7 +16,6 @@ ablation in docs/benchmarks/cifar10.md). With labelled data, channels are ranked
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 from typing import Any
@@ -32,6 +31,7 @@ from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method
 from dsa_hw.methods.synthetic import output_distance, synthetic_batch_size, synthetic_batches
 from dsa_hw.training.loaders import RepeatingLoader, length_of
+from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import unknown_name
 
 __all__ = ["dsa"]
@@ -143,7 +143,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         },
     )
     trainer = Trainer(
-        copy.deepcopy(problem.model),
+        copy_module(problem.model),
         problem.groups,
         problem.costs,
         problem.train,

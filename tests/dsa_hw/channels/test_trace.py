@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
+import threading
 import weakref
 
 import pytest
@@ -98,9 +99,15 @@ def test_the_copy_that_is_traced_is_released_and_holds_no_weights_of_its_own(mon
 
 def test_a_model_that_cannot_be_copied_is_rejected_with_the_reason() -> None:
     model = Small()
-    model.stale = model.head.weight * 2  # type: ignore[assignment]
-    with pytest.raises(TraceError, match=r"Small cannot be copied with copy.deepcopy.*explicitly by the user"):
+    model.stale = model.head.weight * 2  # type: ignore[assignment]  # a result with a history of gradients is copied
+    assert len(find_groups(model, IMAGE))
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(TraceError, match=r"Small cannot be copied with copy.deepcopy.*pickle.*lock"):
         find_groups(model, IMAGE)
+
+
+def _select(net: Net, x: Tensor) -> Tensor:
+    return net.a(x)[x.mean((1, 2, 3)) > 0].sum() if bool((x > 0).any()) else x
 
 
 def test_wrong_input_and_untraceable_model_are_distinguished() -> None:
@@ -109,5 +116,13 @@ def test_wrong_input_and_untraceable_model_are_distinguished() -> None:
     model = Net(lambda n, x: n.a(x) if x.sum() > 0 else n.a(-x), a=conv(3, 4))
     with pytest.raises(TraceError, match="data-dependent control flow"):
         find_groups(model, IMAGE)
+    detector = Net(lambda n, x: n.head(n.backbone(x)), backbone=conv(3, 4), head=Net(_select, a=conv(4, 4)))
+    message = (
+        r"cannot trace Net in 'head' at test_trace.py:\d+: .*"
+        r"prune a part of the model without it: dsa_hw.find_groups\(model.backbone, ...\)"
+    )
+    with pytest.raises(TraceError, match=message):
+        find_groups(detector, IMAGE)
+    assert len(find_groups(detector.backbone, IMAGE)) == 0
     with pytest.raises(ModelError, match="must be a tensor, a tuple of positional arguments"):
         find_groups(model, 3)
