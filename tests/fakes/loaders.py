@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from tests.fakes.processes import send
+
 
 class Interrupting(list):  # type: ignore[type-arg]
     """Batches; SIGINT is sent while batch number ``at``, counted over all passes, is read."""
@@ -17,7 +19,7 @@ class Interrupting(list):  # type: ignore[type-arg]
         for item in super().__iter__():
             self.fetched += 1
             if self.fetched == self.at:
-                signal.raise_signal(signal.SIGINT)
+                send(signal.SIGINT)
             yield item
 
 

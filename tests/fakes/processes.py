@@ -1,7 +1,8 @@
-"""An agent as a process of this computer, and waiting for processes."""
+"""An agent as a process of this computer, signals, and waiting for processes."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,13 @@ from pathlib import Path
 from profilers.remote.channel import BOOTSTRAP
 
 LOCAL = [sys.executable, "-c", BOOTSTRAP]
+
+
+def send(number: int) -> None:
+    """Send a signal to this process and wait for its handler, which Python can run a moment later beside threads."""
+    signal.raise_signal(number)
+    for _ in range(20):
+        time.sleep(0.005)
 
 
 def eventually(what: Callable[[], bool], seconds: float = 15.0) -> bool:

@@ -15,6 +15,7 @@ from dsa_hw.errors import TrainingError
 from dsa_hw.training.finetune import defer_interrupt, finetune, one_cycle
 from tests.fakes.loaders import Interrupting
 from tests.fakes.networks import Small, batches
+from tests.fakes.processes import send
 
 
 def test_interrupted_training_continues_to_the_same_weights(tmp_path: Path) -> None:
@@ -96,12 +97,12 @@ def test_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
 
 def test_second_interrupt_is_not_deferred() -> None:
     with defer_interrupt() as received:
-        signal.raise_signal(signal.SIGINT)
+        send(signal.SIGINT)
         assert received == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            send(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
+        send(signal.SIGINT)
 
 
 def _nan_gradient(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import pytest
 
 from dsa_hw.errors import InfeasibleBudgetError, ProfileError
 from dsa_hw.utils.commands import run_command
+from tests.fakes.processes import send
 
 
 def raising(error: BaseException) -> int:
@@ -108,7 +109,7 @@ def test_sigterm_is_handled_like_an_interrupt(capsys: pytest.CaptureFixture[str]
     def work() -> int:
         with tempfile.TemporaryDirectory(dir=tmp_path):
             try:
-                signal.raise_signal(signal.SIGTERM)
+                send(signal.SIGTERM)
             finally:
                 cleaned.append(True)
         return 0
@@ -124,7 +125,7 @@ def test_sigterm_of_a_program_with_its_own_handler_is_left_alone() -> None:
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
-        assert run_command("x", lambda: signal.raise_signal(signal.SIGTERM)) == 0
+        assert run_command("x", lambda: send(signal.SIGTERM)) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
