@@ -108,7 +108,9 @@ def run(args: argparse.Namespace) -> int:
         profiling=profile_options(args),
         refinement=refinement_options(args),
     )
-    accuracy = _accuracy(model, result, data, args) if data else {}
+    accuracy: dict[str, float] = {}
+    if data:
+        result, accuracy = _assessed(model, result, data, args)
     certificate = result.certificate
     if args.json:
         content = {
@@ -121,8 +123,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     else:
         print(result)
-        for name, value in accuracy.items():
-            print(f"  accuracy, {name}: {percent(value)}")
+        if "fine-tuned" in accuracy:
+            print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
         check = ["dsa-hw", "verify", str(args.out / "plan.json"), "--model", args.model]
         if args.target != DEFAULT_TARGET:
             check += ["--target", args.target]
@@ -130,14 +132,17 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_CODES[certificate.verdict]
 
 
-def _accuracy(model: nn.Module, result: Allocation, data: Data, args: argparse.Namespace) -> dict[str, float]:
-    """Return test accuracies of the dense and the pruned network; fine-tuned weights replace the saved ones."""
+def _assessed(
+    model: nn.Module, result: Allocation, data: Data, args: argparse.Namespace
+) -> tuple[Allocation, dict[str, float]]:
+    """Fine-tune if asked to, and save the result with its quality on the test images; return test accuracies too."""
     from dsa_hw.training.finetune import finetune
-    from dsa_hw.training.metrics import accuracy
 
-    found = {"dense": accuracy(model, data.test), "pruned": accuracy(result.model, data.test)}
+    result = result.assess(model, data.test, source="test data")
+    found = {"dense": result.quality.dense, "pruned": result.quality.value}
     if args.finetune:
         finetune(result.model, data.train, args.finetune, progress=not args.json)
-        found["fine-tuned"] = accuracy(result.model, data.test)
-        result.save(args.out)
-    return found
+        result = result.assess(model, data.test, source="test data")
+        found["fine-tuned"] = result.quality.value
+    result.save(args.out)
+    return result, {name: interval.value for name, interval in found.items() if interval is not None}

@@ -32,7 +32,6 @@ from dsa_hw.pipeline.cost_models import Task, fit_cost_model
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.meters import rules_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
-from dsa_hw.training.metrics import accuracy
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights
@@ -222,7 +221,8 @@ class _SweepRun:
                 train(
                     result.model, data.train, s.finetune_epochs, s.finetune_lr, s, progress=self.progress, title=title
                 )
-            score = accuracy(result.model, data.test)
+            result = result.assess(self.dense, data.test, source="test data")
+            score = result.quality.value.value if result.quality.value else math.nan
         adapted = result.proposal.model if result.proposal is not None else warm
         self.folder.keep(id, result.model)
         self.folder.keep(f"{id} warm", adapted)

@@ -24,7 +24,7 @@ from dsa_hw.pipeline.constraints import Constraint, common_grid, cost_set, resol
 from dsa_hw.pipeline.cost_models import Task
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
-from dsa_hw.pipeline.quality import Quality, quality_on_synthetic_inputs
+from dsa_hw.pipeline.quality import Metric, Quality, Source, check_metric, measure_quality, quality_on_noise
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
@@ -49,6 +49,7 @@ def allocate(
     train: Batches | None = None,
     val: Batches | None = None,
     loss: Loss | None = None,
+    metric: Metric | None = None,
     images: Batches | None = None,
     recovery: str = "refit",
     target: str | Target | None = None,
@@ -70,6 +71,8 @@ def allocate(
         val: Loader of (inputs, targets). Alone, only the keep ratios are learned. With neither loader, synthetic inputs
             are used and the outputs of the dense network are the targets.
         loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
+        metric: ``metric(outputs, targets)``, a score for each input or one for the batch, more is better: what the
+            certificate says of ``val``. None is the accuracy.
         images: Unlabelled inputs for the recovery: batches of inputs, a few hundred in all. None takes those of
             ``train`` or ``val``, or synthesises inputs that match the network's own batch-norm statistics.
         recovery: "refit" refits the weights that remain to the outputs of the dense network, in closed form; "distil"
@@ -127,6 +130,7 @@ def allocate(
         if not len(groups):
             raise ModelError("The network has no channel group that can be pruned. dsa-hw inspect shows the reasons.")
         check_finite_outputs(model, inputs)
+        check_metric(model, val, metric)
         task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, bar)
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
         problem = as_problem(
@@ -152,8 +156,8 @@ def allocate(
             done = recover_network(problem, found, source, recovery, lambda what, share: bar.say(what, share))
         elif data is not None:
             recalibrate(found.model, data)
+        quality = _quality(model, found.model, val, train, images, metric, inputs, seed, bar)
     best = best_candidate(candidates)
-    quality = None if data is not None else quality_on_synthetic_inputs(model, found.model, inputs, seed)
     check_finite_weights(found.model, "the pruned network")
     check_finite_outputs(found.model, inputs, "the pruned network")
     certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
@@ -266,7 +270,7 @@ def _places(out: str | Path | None) -> tuple[Path | None, Path | None]:
 
 
 def _certificate(
-    constraints: Sequence[Constraint], best: Candidate, measurements: int, quality: Quality | None, confidence: float
+    constraints: Sequence[Constraint], best: Candidate, measurements: int, quality: Quality, confidence: float
 ) -> Certificate:
     entries = tuple(
         entry_of(c.budget, c.meter, float(best.predicted[j]), best.readings[j], best.dense[j], confidence)
@@ -274,4 +278,25 @@ def _certificate(
     )
     versions = {package: importlib.metadata.version(package) for package in ("torch", "numpy", "scikit-learn")}
     versions = {"dsa_hw": dsa_hw.__version__, **versions}
-    return Certificate(entries, time.strftime("%Y-%m-%d"), measurements, versions, quality)
+    return Certificate(entries, time.strftime("%Y-%m-%d"), measurements, quality, versions)
+
+
+def _quality(
+    dense: nn.Module,
+    pruned: nn.Module,
+    val: Batches | None,
+    train: Batches | None,
+    images: Batches | None,
+    metric: Metric | None,
+    inputs: tuple[Any, ...],
+    seed: int,
+    bar: Bar,
+) -> Quality:
+    """Compare the two networks on the best data there are."""
+    sources: list[tuple[Source, Batches | None]] = [
+        ("validation data", val), ("training data", train), ("images without labels", images),
+    ]  # fmt: skip
+    for source, data in sources:
+        if data is not None:
+            return measure_quality(dense, pruned, data, source=source, metric=metric, listener=bar.say)
+    return quality_on_noise(dense, pruned, inputs, seed)

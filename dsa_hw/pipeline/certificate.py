@@ -14,13 +14,14 @@ from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.meters import Meter
 from dsa_hw.pipeline.quality import Quality, QualityDocument
 from dsa_hw.pipeline.reading import CONFIDENCE, Reading, Verdict, judge, limit_of, worst_verdict
+from dsa_hw.training.intervals import Interval
 from dsa_hw.units import format_magnitude
 from dsa_hw.utils.documents import Document, read_document
 from dsa_hw.utils.text import one_line, percent
 
 __all__ = ["Certificate", "CertificateDocument", "Entry", "entry_of"]
 
-_FORMAT: Final = "dsa_hw certificate 3"
+_FORMAT: Final = "dsa_hw certificate 4"
 
 _Text = Annotated[str, Field(max_length=2000)]
 _Cost = Annotated[float, Field(ge=0)]
@@ -29,6 +30,8 @@ _UNKNOWN: Final = {
     "limit": math.nan, "predicted": math.nan, "measured": math.nan, "low": math.nan, "high": math.inf,
     "dense": math.nan, "utilisation": math.nan, "least_used": 0.0, "most_used": math.inf,
 }  # fmt: skip
+
+_INTERVALS: Final = ("value", "dense", "drop")  # of a quality
 
 
 class EntryDocument(Document):
@@ -62,13 +65,13 @@ class CertificateDocument(Document):
 
     remedy: ClassVar[str] = "Make a certificate with dsa-hw allocate."
 
-    format: Literal["dsa_hw certificate 3"]
+    format: Literal["dsa_hw certificate 4"]
     verdict: Verdict
     entries: tuple[EntryDocument, ...] = Field(min_length=1, max_length=100)
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     measurements: int = Field(ge=0)
     versions: dict[_Text, _Text]
-    quality: QualityDocument | None
+    quality: QualityDocument
 
 
 @dataclass(frozen=True)
@@ -204,19 +207,20 @@ class Certificate:
         date: The day, as YYYY-MM-DD.
         measurements: How many networks were measured.
         versions: Versions of the packages that matter.
-        quality: How closely the network follows the dense one, without fine-tuning; None where data were given.
+        quality: What is left of the metric, or of the agreement with the dense network.
     """
 
     entries: tuple[Entry, ...]
     date: str
     measurements: int
+    quality: Quality
     versions: Mapping[str, str] = field(default_factory=dict, repr=False)
-    quality: Quality | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the entries; INCONCLUSIVE where there is none."""
-        return worst_verdict(entry.verdict for entry in self.entries)
+        """The worst verdict of the entries, and of the drop of the metric where it has a limit."""
+        floor = self.quality.verdict
+        return worst_verdict([*(entry.verdict for entry in self.entries), *([] if floor is None else [floor])])
 
     @property
     def utilisation(self) -> float:
@@ -224,12 +228,15 @@ class Certificate:
         return max(entry.utilisation for entry in self.entries)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, [*self.entries, *([self.quality] if self.quality else [])]))
+        return "\n".join(map(str, [*self.entries, self.quality]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as JSON, as a plan holds it."""
         content = {"format": _FORMAT, "verdict": str(self.verdict), **asdict(self)}
         content["entries"] = [_finite(entry) for entry in content["entries"]]
+        for name in _INTERVALS:
+            if (found := content["quality"][name]) is not None:
+                content["quality"][name] = {k: v if math.isfinite(v) else None for k, v in found.items()}
         return content
 
     @classmethod
@@ -246,15 +253,23 @@ class Certificate:
         found = read_document(content, CertificateDocument, what, error=PlanError)
         try:
             entries = tuple(_entry(document) for document in found.entries)
-            quality = None if found.quality is None else Quality(**found.quality.model_dump())
-            made = cls(entries, found.date, found.measurements, found.versions, quality)
+            made = cls(entries, found.date, found.measurements, _quality(found.quality), found.versions)
             for entry in entries:
                 _check(entry)
             if found.verdict != made.verdict:
-                raise ValueError(f"its verdict is {found.verdict}, its entries say {made.verdict}")
+                raise ValueError(f"its verdict is {found.verdict}, its entries and its quality say {made.verdict}")
         except (TypeError, ValueError, ArithmeticError) as error:  # a BudgetError is a ValueError
             raise PlanError(f"Cannot use {what}: {one_line(error).rstrip('.')}. {found.remedy}") from error
         return made
+
+
+def _quality(document: QualityDocument) -> Quality:
+    content = document.model_dump()
+    for name in _INTERVALS:
+        if (found := content[name]) is not None:
+            ends = {"low": -math.inf, "high": math.inf}
+            content[name] = Interval(**{k: ends[k] if v is None else float(v) for k, v in found.items()})
+    return Quality(**content)
 
 
 def _check(entry: Entry) -> None:

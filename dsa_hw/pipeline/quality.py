@@ -1,12 +1,14 @@
-"""How closely a pruned network follows the dense one where there are no data to measure an accuracy on."""
+"""What is left of a network after pruning: its metric beside the dense network's, or its agreement with it."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -14,110 +16,382 @@ from torch.utils._pytree import tree_leaves
 
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.synthetic import synthetic_inputs
+from dsa_hw.pipeline.reading import Verdict
+from dsa_hw.training.fingerprints import first_batch
+from dsa_hw.training.intervals import Interval, difference_interval, mean_interval, ratio_interval, share_interval
+from dsa_hw.training.loaders import known_length, on_device
+from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.documents import Document
-from dsa_hw.utils.modules import device_of, evaluating
-from dsa_hw.utils.text import first_line
+from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.utils.modules import device_of, evaluating, weights_digest
+from dsa_hw.utils.text import first_line, one_line, percent
 
-__all__ = ["AGREEMENT", "OUTPUT_ERROR", "UNKNOWN", "Quality", "QualityDocument", "quality_on_synthetic_inputs"]
+__all__ = [
+    "ACCURACY",
+    "AGREEMENT",
+    "METRIC",
+    "OUTPUT_ERROR",
+    "UNKNOWN",
+    "Metric",
+    "Quality",
+    "QualityDocument",
+    "Source",
+    "check_metric",
+    "measure_quality",
+    "quality_on_noise",
+    "unknown_quality",
+]
 
-AGREEMENT, OUTPUT_ERROR, UNKNOWN = "arg-max agreement", "relative output error", "unknown"
-_INPUTS = 256  # an agreement then has a standard error of at most 3 percentage points
+ACCURACY, METRIC, AGREEMENT, OUTPUT_ERROR, UNKNOWN = (
+    "accuracy", "metric", "arg-max agreement", "relative output error", "unknown",
+)  # fmt: skip
+Source = Literal[
+    "validation data", "test data", "training data", "images without labels", "synthesised inputs", "noise"
+]
+"""What a quality was measured on. Inputs are synthesised to match the batch-norm statistics; noise is random."""
+Metric = Callable[[Any, Any], Any]
+"""``metric(outputs, targets)``: a score for each input, shape (N,), or one for the batch; more is better."""
+
+CONFIDENCE: Final = 0.95
+ENOUGH: Final = 0.9
+"""Agreement with the dense network, or share of its accuracy, below which the network needs fine-tuning before use."""
+_INPUTS = 256  # of noise: an agreement then has a standard error of at most 3 percentage points
 _BATCH = 8  # fits into memory for large images too; in evaluation mode the result does not depend on it
-_ADVICE = "No data were given: the accuracy is unknown, and the network needs fine-tuning."
+_MOST = 10_000  # inputs of a loader without a length, which may be endless
+_ADVICE = "Fine-tune before use."
+
+
+class IntervalDocument(Document):
+    """An estimate with its interval. Null is an end that is not bounded."""
+
+    value: float
+    low: float | None
+    high: float | None
 
 
 class QualityDocument(Document):
     """A quality in a certificate; `Quality` describes the fields."""
 
-    measure: Literal["arg-max agreement", "relative output error", "unknown"]
-    value: Annotated[float, Field(ge=0)] | None
+    measure: Literal["accuracy", "metric", "arg-max agreement", "relative output error", "unknown"]
     inputs: int = Field(ge=0)
+    source: Source
+    value: IntervalDocument | None
+    dense: IntervalDocument | None
+    drop: IntervalDocument | None
+    max_drop: Annotated[float, Field(ge=0)] | None
     constant: Annotated[float, Field(ge=0, le=1)] | None
+    confidence: float = Field(ge=0.5, lt=1)
+    name: str = Field(max_length=200)
+    dense_weights: str = Field(pattern=r"^([0-9a-f]{64})?$")
     reason: str = Field(max_length=1000)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The pruned network, before any fine-tuning, beside the dense one on ``inputs`` synthetic inputs.
+    """The pruned network beside the dense one on the same inputs, both in evaluation mode.
 
     ``measure`` says what ``value`` is:
 
-    - ``AGREEMENT``: share of inputs with the same arg-max, for outputs of shape (N, C). ``constant`` is the share that
-      a constant answer would reach, the dense network's most frequent class.
+    - ``ACCURACY``: share of correct predictions. Wilson intervals; Bonett and Price's for the drop.
+    - ``METRIC``: mean score of the user's metric ``name``. Student's t, or as for the accuracy if scores are 0 and 1.
+    - ``AGREEMENT``: share of inputs with the same arg-max, for outputs of shape (N, C). Wilson interval.
     - ``OUTPUT_ERROR``: L2 norm of the difference over the L2 norm of the dense output, averaged over the outputs.
     - ``UNKNOWN``: None, with the ``reason``.
+
+    Attributes:
+        measure: What is measured.
+        inputs: On how many inputs.
+        source: Of which kind they are.
+        value: The pruned network's, with its interval.
+        dense: The dense network's, for an accuracy or a metric.
+        drop: ``dense`` minus ``value`` on the same inputs, with the interval of paired differences.
+        max_drop: The largest drop that was asked for; None where none was.
+        constant: For an agreement, the share that a constant answer reaches: the dense network's most frequent class.
+        confidence: Of every interval.
+        name: Of the user's metric.
+        dense_weights: SHA-256 of the dense network's weights.
+        reason: Why the quality is unknown.
     """
 
     measure: str
-    value: float | None
     inputs: int
+    source: Source
+    value: Interval | None = None
+    dense: Interval | None = None
+    drop: Interval | None = None
+    max_drop: float | None = None
     constant: float | None = None
+    confidence: float = CONFIDENCE
+    name: str = ""
+    dense_weights: str = ""
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not belong to the measure; certificates are read from files."""
-        numbers = {AGREEMENT: [self.value, self.constant], OUTPUT_ERROR: [self.value], UNKNOWN: []}.get(self.measure)
-        if numbers is None:
-            raise ValueError(f"unknown measure of quality {self.measure!r}")
-        highest = 1.0 if self.measure == AGREEMENT else math.inf
-        if not all(isinstance(x, (int, float)) and 0 <= x <= highest and math.isfinite(x) for x in numbers):
-            raise ValueError(f"{self.measure} must be in [0, {highest:g}]; got {numbers!r}")
+        """Refuse numbers that contradict each other; certificates are read from files."""
+        compared = self.measure in (ACCURACY, METRIC)
+        wanted = (self.measure != UNKNOWN, compared, compared, self.measure == AGREEMENT)
+        if wanted != tuple(x is not None for x in (self.value, self.dense, self.drop, self.constant)):
+            raise ValueError(f"the numbers do not belong to a quality of the measure {self.measure!r}")
+        for found in (self.value, self.dense, self.drop):
+            if found is not None and not (math.isfinite(found.value) and found.low <= found.value <= found.high):
+                raise ValueError(f"{found.value!r} is not in its interval from {found.low!r} to {found.high!r}")
+        if self.measure in (ACCURACY, AGREEMENT):
+            for found in (self.value, self.dense):
+                if found is not None and not _is_share(found, self.inputs, self.confidence):
+                    raise ValueError(f"{found} is no share of {self.inputs} inputs with Wilson's interval")
+        if self.value is not None and self.measure == OUTPUT_ERROR and self.value.value < 0:
+            raise ValueError(f"{self.measure} must be at least 0; got {self.value.value!r}")
+        difference = self.dense.value - self.value.value if self.dense and self.value else 0.0
+        if self.drop and not math.isclose(self.drop.value, difference, rel_tol=1e-9, abs_tol=1e-12):
+            raise ValueError(f"the drop is {difference!r}; got {self.drop.value!r}")
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the drop is at most ``max_drop``, with the whole interval; None where no limit was asked for."""
+        if self.max_drop is None:
+            return None
+        if self.drop is None or self.drop.low <= self.max_drop < self.drop.high:
+            return Verdict.INCONCLUSIVE
+        return Verdict.MET if self.drop.high <= self.max_drop else Verdict.NOT_MET
+
+    @property
+    def needs_training(self) -> bool:
+        """Whether the pruned network is too far from the dense one to be used as it is."""
+        if self.value is None:
+            return True
+        if self.measure == OUTPUT_ERROR:
+            return self.value.value > 1 - ENOUGH
+        return self.measure != METRIC and self.value.value < ENOUGH * (self.dense.value if self.dense else 1.0)
+
+    def against(self, then: Quality) -> Verdict:
+        """Return whether this measurement confirms an earlier one: the floor again, or intervals that overlap."""
+        if self.verdict is not None:
+            return self.verdict
+        if self.value is None or then.value is None or (self.measure, self.name) != (then.measure, then.name):
+            return Verdict.INCONCLUSIVE
+        sign = -1 if self.measure == OUTPUT_ERROR else 1  # of a measure of which more is better
+        best, least = (
+            max(sign * self.value.low, sign * self.value.high),
+            min(sign * then.value.low, sign * then.value.high),
+        )
+        return Verdict.MET if best >= least else Verdict.NOT_MET
 
     def __str__(self) -> str:
+        """Return, for example, ``Accuracy on 1000 inputs (validation data): 91.2% [89.3%, 92.8%], ...``."""
+        advice = f" {_ADVICE}" if self.needs_training else ""
+        where = f"on {self.inputs} inputs ({self.source})"
         if self.value is None:
-            return f"Agreement with the dense network unknown: {self.reason}. {_ADVICE}"
-        text = f"{100 * self.value:.1f}% on {self.inputs} synthetic inputs"
-        if self.measure == OUTPUT_ERROR:
-            return f"Relative output error against the dense network: {text}. {_ADVICE}"
-        constant = "" if self.constant is None else f" (a constant answer: {100 * self.constant:.1f}%)"
-        return f"Same class as the dense network: {text}{constant}. {_ADVICE}"
+            text = f"Quality unknown: {self.reason}"
+        elif self.dense and self.drop:
+            name = self.name if self.measure == METRIC else "Accuracy"
+            text = (
+                f"{name} {where}: {self._say(self.value)}, dense {self._say(self.dense)}, drop {self._say(self.drop)} "
+                f"({percent(self.confidence, 0)} intervals)"
+            )
+        elif self.measure == OUTPUT_ERROR:
+            text = f"Relative output error against the dense network {where}: {self._say(self.value)}"
+        else:
+            constant = "" if self.constant is None else f" (a constant answer: {percent(self.constant)})"
+            text = f"Same class as the dense network {where}: {self._say(self.value)}{constant}"
+        if self.max_drop is not None:
+            limit = percent(self.max_drop, 2) if self.measure != METRIC else f"{self.max_drop:.4g}"
+            text += f"; drop <= {limit}: {self.verdict}"
+        return f"{text}.{advice}"
+
+    def _say(self, found: Interval) -> str:
+        def one(x: float) -> str:
+            return f"{x:.4g}" if self.measure == METRIC or not math.isfinite(x) else percent(x)
+
+        return f"{one(found.value)} [{one(found.low)}, {one(found.high)}]"
 
 
-def quality_on_synthetic_inputs(dense: nn.Module, pruned: nn.Module, example_inputs: Any, seed: int) -> Quality:
-    """Compare two networks in evaluation mode on synthetic inputs.
+def unknown_quality(reason: str, source: Source, **more: Any) -> Quality:
+    """Return that the quality is not known, and why."""
+    return Quality(UNKNOWN, 0, source, reason=reason[:1000], **more)
+
+
+def check_metric(model: nn.Module, data: Any, metric: Metric | None) -> None:
+    """Check that the metric accepts the outputs of the dense network on the first batch, before anything is trained.
+
+    Args:
+        model: The dense network.
+        data: Loader of (inputs, targets); one that can be read only once is not read.
+        metric: The user's metric; None is accepted.
+
+    Raises:
+        TrainingError: There are no data, or the metric does not return numbers.
+    """
+    if metric is None:
+        return
+    if not callable(metric):
+        raise TrainingError(f"`metric` must be a function metric(outputs, targets); got {metric!r}.")
+    if data is None:
+        raise TrainingError("`metric` needs a `val` loader of (inputs, targets). Give `val`.")
+    batch = first_batch(data)
+    if batch is not None:
+        measure_quality(model, model, [batch], source="validation data", metric=metric)
+
+
+def measure_quality(
+    dense: nn.Module,
+    pruned: nn.Module,
+    data: Iterable[Any],
+    *,
+    source: Source,
+    metric: Metric | None = None,
+    max_drop: float | None = None,
+    confidence: float = CONFIDENCE,
+    listener: Callable[[str, float], None] | None = None,
+) -> Quality:
+    """Compare two networks in evaluation mode on the same inputs.
 
     Args:
         dense: The dense network.
         pruned: The pruned network.
-        example_inputs: Inputs whose shapes the synthetic ones have.
+        data: Batches of (inputs, targets), or of inputs where ``source`` has no labels. All of them are used, or
+            10,000 inputs of a loader without a length.
+        source: What the data are.
+        metric: The user's metric; None is the accuracy.
+        max_drop: The largest drop that was asked for, in the unit of the metric.
+        confidence: Of the intervals.
+        listener: Called with a text and the share that is done.
+
+    Returns:
+        The metric of both networks where there are targets, or the accuracy where targets are classes. Otherwise the
+        arg-max agreement for outputs (N, C), the relative error for other outputs, or unknown with the reason.
+
+    Raises:
+        TrainingError: The metric fails or does not return finite numbers.
+    """
+    labelled = source in ("validation data", "test data", "training data")
+    found = _Comparison(metric, labelled)
+    length = known_length(data)
+    device = device_of(dense)
+    with torch.no_grad(), evaluating(dense), evaluating(pruned):
+        for number, batch in enumerate(data):
+            if length is None and found.inputs >= _MOST:
+                break
+            if listener is not None:
+                listener("comparing with the dense network", number / length if length else 0.0)
+            pair = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
+            inputs, targets = on_device(pair, device)
+            args, kwargs = as_inputs([inputs] if isinstance(inputs, Tensor) else inputs)
+            count = len(next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)))
+            found.add(count, dense(*args, **kwargs), pruned(*args, **kwargs), targets)
+    more = {"max_drop": max_drop, "confidence": confidence, "dense_weights": weights_digest(dense)}
+    return found.quality(source, more)
+
+
+def quality_on_noise(dense: nn.Module, pruned: nn.Module, example_inputs: Any, seed: int) -> Quality:
+    """Compare two networks in evaluation mode on random inputs, where there is nothing else.
+
+    Args:
+        dense: The dense network.
+        pruned: The pruned network.
+        example_inputs: Inputs whose shapes the random ones have.
         seed: Seed of the allocation; its inputs are not drawn again.
 
     Returns:
         Arg-max agreement for outputs (N, C), the relative error for other outputs, or unknown with the reason.
     """
-    source = synthetic_inputs(example_inputs, _BATCH, seed + 1, device_of(dense))
+    drawn = synthetic_inputs(example_inputs, _BATCH, seed + 1, device_of(dense))
     try:
-        with torch.no_grad(), evaluating(dense), evaluating(pruned):
-            batches = itertools.islice(source, _INPUTS // _BATCH)
-            pairs = [_compared(dense(*made), pruned(*made)) for made in batches]
+        batches = [(made, None) for made in itertools.islice(drawn, _INPUTS // _BATCH)]
+        return measure_quality(dense, pruned, batches, source="noise")
     except TrainingError:
-        return _unknown("only floating-point inputs can be synthesised")
+        return unknown_quality("only floating-point inputs can be generated", "noise")
     except Exception as error:  # whatever the network raises where its batch size is fixed, for example
-        return _unknown(f"the network does not run on {_BATCH} synthetic inputs at once ({first_line(error)})")
-    squares = torch.stack([square for square, _ in pairs]).sum(0)  # (outputs, 2)
-    if not len(squares) or not bool(torch.isfinite(squares).all()) or not bool((squares[:, 1] > 0).all()):
-        return _unknown("the outputs on synthetic inputs are not finite, all zero or no floating-point numbers")
-    if pairs[0][1] is None:
-        return Quality(OUTPUT_ERROR, float((squares[:, 0] / squares[:, 1]).sqrt().mean()), _INPUTS)
-    classes = torch.cat([both for _, both in pairs if both is not None])
-    constant = float(classes[:, 0].bincount().max()) / len(classes)
-    return Quality(AGREEMENT, float((classes[:, 0] == classes[:, 1]).double().mean()), len(classes), constant)
+        reason = f"the network does not run on {_BATCH} random inputs at once ({first_line(error)})"
+        return unknown_quality(reason, "noise")
 
 
-def _compared(wanted: Any, found: Any) -> tuple[Tensor, Tensor | None]:
-    """Return squared differences and dense outputs (outputs, 2) of a batch, and arg-max pairs (N, 2) of classes."""
-    both = [(a.double(), b.double()) for a, b in zip(tree_leaves(wanted), tree_leaves(found), strict=True) if _real(a)]
-    squares = torch.tensor(
-        [[float((a - b).square().sum()), float(a.square().sum())] for a, b in both], dtype=torch.float64
-    )
-    if not (_real(wanted) and wanted.ndim == 2 and wanted.shape[0] == _BATCH and wanted.shape[1] > 1):
-        return squares, None
-    return squares, torch.stack([wanted.argmax(1), found.argmax(1)], 1).cpu()
+class _Comparison:
+    """Scores, classes and distances of two networks, collected batch by batch."""
+
+    def __init__(self, metric: Metric | None, labelled: bool) -> None:
+        self.metric, self.labelled, self.inputs = metric, labelled, 0
+        self.scores: list[tuple[Floats, Floats]] = []  # of the dense and the pruned network
+        self.classes: list[Tensor] = []
+        self.squares: list[Floats] = []
+        self.is_scored = self.is_classifier = True
+
+    def add(self, count: int, wanted: Any, found: Any, targets: Any) -> None:
+        """Compare the outputs of one batch of ``count`` inputs."""
+        self.inputs += count
+        self.is_classifier &= _is_real(wanted) and wanted.ndim == 2 and len(wanted) == count and wanted.shape[1] > 1
+        if self.metric is not None:
+            self.scores.append((self._score(wanted, targets), self._score(found, targets)))
+        elif self.labelled and self.is_scored:
+            self.is_scored = self.is_classifier and _are_classes(targets, count)
+            if self.is_scored:
+                a, b = ((outputs.argmax(1) == targets).double().cpu().numpy() for outputs in (wanted, found))
+                self.scores.append((a, b))
+        if self.is_classifier:
+            self.classes.append(torch.stack([wanted.argmax(1), found.argmax(1)], 1).cpu())
+        leaves = zip(tree_leaves(wanted), tree_leaves(found), strict=True)
+        pairs = [(a.double(), b.double()) for a, b in leaves if _is_real(a)]
+        if pairs:
+            units = count if all(a.ndim and len(a) == count for a, _ in pairs) else 1  # else a batch is one unit
+            self.squares.append(np.stack([_squares(a, b, units) for a, b in pairs], 1))
+
+    def quality(self, source: Source, more: dict[str, Any]) -> Quality:
+        """Return the most telling measure that all batches have."""
+        confidence = more["confidence"]
+        if not self.inputs:
+            return unknown_quality("there was no input, or the loader can be read only once", source, **more)
+        if self.metric is not None or (self.labelled and self.is_scored):
+            a, b = (np.concatenate(column) for column in zip(*self.scores, strict=True))
+            numbers = (
+                mean_interval(b, confidence),
+                mean_interval(a, confidence),
+                difference_interval(a, b, confidence),
+            )
+            if self.metric is None:
+                return Quality(ACCURACY, self.inputs, source, *numbers, **more)
+            name = str(getattr(self.metric, "__name__", type(self.metric).__name__))
+            return Quality(METRIC, self.inputs, source, *numbers, name=one_line(name, 200), **more)
+        squares = np.concatenate(self.squares) if self.squares else np.zeros((0, 0, 2))
+        total = squares.sum(0)
+        if not total.size or not np.isfinite(total).all() or not (total[:, 1] > 0).all():
+            return unknown_quality("the outputs are not finite, all zero or no floating-point numbers", source, **more)
+        if not self.is_classifier:
+            return Quality(OUTPUT_ERROR, self.inputs, source, ratio_interval(squares, confidence), **more)
+        classes = torch.cat(self.classes)
+        same = int((classes[:, 0] == classes[:, 1]).sum())
+        constant = float(classes[:, 0].bincount().max()) / len(classes)
+        value = share_interval(same, len(classes), confidence)
+        return Quality(AGREEMENT, self.inputs, source, value, constant=constant, **more)
+
+    def _score(self, outputs: Any, targets: Any) -> Floats:
+        assert self.metric is not None
+        try:
+            value = self.metric(outputs, targets)
+            found = torch.as_tensor(value).detach().double().cpu().reshape(-1).numpy()
+        except Exception as error:  # whatever the user's function raises
+            raise TrainingError(f"The metric cannot be computed: {first_line(error)}.") from error
+        if not len(found) or not np.isfinite(found).all():
+            got = one_line(value, 60)
+            raise TrainingError(f"`metric` must return a finite number for each input or for the batch; got {got}.")
+        return np.asarray(found)
 
 
-def _real(value: Any) -> bool:
+def _squares(wanted: Tensor, found: Tensor, units: int) -> Floats:
+    """Return squared error and squared output of each unit, shape (units, 2)."""
+    both = torch.stack([(wanted - found).square(), wanted.square()])
+    return both.reshape(2, units, -1).sum(2).T.cpu().numpy()
+
+
+def _is_share(found: Interval, total: int, confidence: float) -> bool:
+    count = found.value * total
+    if total < 1 or not 0 <= found.value <= 1 or not math.isclose(count, round(count), abs_tol=1e-6):
+        return False
+    wanted = share_interval(round(count), total, confidence)
+    return math.isclose(found.low, wanted.low, abs_tol=1e-9) and math.isclose(found.high, wanted.high, abs_tol=1e-9)
+
+
+def _are_classes(targets: Any, count: int) -> bool:
+    return isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape == (count,)
+
+
+def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _unknown(reason: str) -> Quality:
-    return Quality(UNKNOWN, None, 0, reason=reason[:1000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from dsa_hw.errors import PlanError
 from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
+from dsa_hw.pipeline.quality import Metric, Quality, Source, measure_quality, unknown_quality
 from dsa_hw.utils.files import whole_folder, write_bytes, write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of
 from dsa_hw.utils.text import one_line
@@ -64,6 +66,43 @@ class Allocation:
     proposal: Proposal | None = field(default=None, repr=False)
     recovery: str = ""
 
+    @property
+    def quality(self) -> Quality:
+        """What is left of the metric, or of the agreement with the dense network."""
+        return self.certificate.quality
+
+    def assess(
+        self,
+        dense: nn.Module,
+        data: Iterable[Any],
+        *,
+        metric: Metric | None = None,
+        max_drop: float | None = None,
+        source: Source = "validation data",
+        confidence: float | None = None,
+    ) -> Allocation:
+        """Return the result with its quality measured again, for example after fine-tuning.
+
+        Args:
+            dense: The dense network.
+            data: Loader of (inputs, targets).
+            metric: ``metric(outputs, targets)``, a score for each input or one for the batch; None is the accuracy.
+            max_drop: The largest drop of the metric, which becomes a part of the verdict.
+            source: What the data are.
+            confidence: Of the intervals; None is that of the present quality.
+
+        Returns:
+            The same network with a certificate and a plan for the weights that it has now.
+        """
+        quality = measure_quality(
+            dense, self.model, data, source=source, metric=metric, max_drop=max_drop,
+            confidence=self.quality.confidence if confidence is None else confidence,
+        )  # fmt: skip
+        certificate = replace(self.certificate, quality=quality)
+        network = PrunedNetwork.of(self.model, self.inputs)
+        plan = replace(self.plan, certificate=certificate.to_dict(), network=network, files={})
+        return replace(self, certificate=certificate, plan=plan)
+
     def export(self, path: str | Path) -> Path:
         """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs."""
         return write_onnx(self.model, self.inputs, path)
@@ -73,7 +112,8 @@ class Allocation:
 
         They are plan.json (with the certificate), model.safetensors (weights), widths.csv, rounds.csv, history.csv, the
         cost model of each measured budget (cost_model.json) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
-        all others, and of the network as it is now: save a network that was trained further again.
+        all others, and of the network as it is now. Save a network that was trained further again, after `assess`:
+        the quality of other weights is not saved.
 
         Args:
             folder: The folder; it is made where it does not exist. Other files in it stay as they are.
@@ -108,8 +148,17 @@ class Allocation:
         return folder
 
     def current_plan(self) -> Plan:
-        """Return the plan with the hash of the weights as they are now, and their reference output."""
-        return replace(self.plan, network=PrunedNetwork.of(self.model, self.inputs), files={})
+        """Return the plan with the hash of the weights as they are now, and their reference output.
+
+        Where the weights have changed, the quality in its certificate is unknown.
+        """
+        network, known = PrunedNetwork.of(self.model, self.inputs), self.quality
+        certificate = self.certificate
+        if self.plan.network is not None and network.weights != self.plan.network.weights:
+            reason = "the weights have changed since it was measured; Allocation.assess measures it again"
+            unknown = unknown_quality(reason, known.source, max_drop=known.max_drop, confidence=known.confidence)
+            certificate = replace(certificate, quality=unknown)
+        return replace(self.plan, certificate=certificate.to_dict(), network=network, files={})
 
     def __repr__(self) -> str:
         """Return what to paste into an issue: network, budgets, widths and versions."""

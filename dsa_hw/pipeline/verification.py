@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,10 +18,17 @@ from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, PlanError, ProfileError
 from dsa_hw.pipeline.certificate import Certificate, Entry, entry_of
 from dsa_hw.pipeline.meters import DENSE, Meter, meter_for
-from dsa_hw.pipeline.reading import Reading, Verdict
+from dsa_hw.pipeline.quality import ACCURACY, AGREEMENT, METRIC, OUTPUT_ERROR, Metric, Quality, Source, measure_quality
+from dsa_hw.pipeline.reading import Reading, Verdict, worst_verdict
 from dsa_hw.pipeline.result import WEIGHTS, check_files
 from dsa_hw.utils.inputs import as_tensors
-from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, load_weights
+from dsa_hw.utils.modules import (
+    check_finite_inputs,
+    check_finite_outputs,
+    check_finite_weights,
+    load_weights,
+    weights_digest,
+)
 from dsa_hw.utils.weights import read_weights
 from profilers.targets import from_title, resolve
 
@@ -49,6 +56,7 @@ class Verification:
         device: What differs of the device, in words; empty where nothing does.
         versions: What differs of the versions, in words.
         weights: Whether weights and outputs are those that the plan was saved with, in words.
+        measured_quality: Whether the quality was measured again.
     """
 
     then: Certificate
@@ -56,6 +64,13 @@ class Verification:
     device: str
     versions: str
     weights: str
+    measured_quality: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether everything that was measured again still holds: budgets, and the quality where there were data."""
+        again = [self.now.quality.against(self.then.quality)] if self.measured_quality else []
+        return worst_verdict([self.now.verdict, *again])
 
     @property
     def same_device(self) -> bool:
@@ -66,8 +81,10 @@ class Verification:
         lines = [self._answer()]
         for before, after in zip(self.then.entries, self.now.entries, strict=True):
             lines += [f"  then: {before}", f"  now:  {after}"]
-        if self.then.quality:
-            lines.append(f"  {self.then.quality}")
+        if self.measured_quality:
+            lines += [f"  then: {self.then.quality}", f"  now:  {self.now.quality}"]
+        else:
+            lines.append(f"  {self.then.quality} Not measured again: give data with --data (data=).")
         lines.append(f"  weights: {self.weights}")
         if self.device:
             lines.append(f"  different device: {self.device}")
@@ -78,9 +95,9 @@ class Verification:
     def _answer(self) -> str:
         certificate = f"certificate of {self.then.date}"
         where = "" if self.same_device else " (measured on a different device)"
-        if self.now.verdict == Verdict.MET:
+        if self.verdict == Verdict.MET:
             return f"The {certificate} still holds{where}."
-        if self.now.verdict != Verdict.NOT_MET:
+        if self.verdict != Verdict.NOT_MET:
             return f"Inconclusive: cannot determine whether the {certificate} still holds{where}."
         if self.then.verdict == Verdict.MET:
             return f"The {certificate} no longer holds{where}."
@@ -95,6 +112,8 @@ def verify(
     target: str | Target | None = None,
     rules: MeasuringRules | None = None,
     weights: Weights | None = None,
+    data: Iterable[Any] | None = None,
+    metric: Metric | None = None,
     time_limit: float = 60.0,
     seed: int = 0,
     counter: Any = None,
@@ -114,6 +133,9 @@ def verify(
         rules: How to measure; None uses the defaults.
         weights: State dict of the pruned network, or its file. None uses model.safetensors beside the plan; where there
             is none, only the budgets are verified.
+        data: Loader of (inputs, targets) to measure the quality on again; None leaves it. It is confirmed where its
+            interval is not wholly worse than that of the certificate, and where the drop is within its limit.
+        metric: The user's metric, if the certificate has one.
         time_limit: Seconds for each budget. Measuring ends as soon as the verdict is MET or NOT MET.
         seed: Seed of the order of runs.
         counter: The energy counter, where the budget was made with the user's own.
@@ -164,6 +186,7 @@ def verify(
     check_finite_weights(small, "the pruned network")
     for what, network in (("the dense network", model), ("the pruned network", small)):
         check_finite_outputs(network, inputs, what)
+    quality = then.quality if data is None else _quality_again(then.quality, model, small, data, metric, weights)
     networks = {DENSE: model, "pruned": small}
     entries, device, versions = [], [], []
     for entry, budget, place in zip(then.entries, budgets, places, strict=True):
@@ -178,8 +201,9 @@ def verify(
             }
             device += [text for key, text in changed.items() if key in _DEVICE]
             versions += [text for key, text in changed.items() if key not in _DEVICE]
-    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, then.versions, then.quality)
-    return Verification(then, now, "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions)), checked)
+    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, quality, then.versions)
+    different, changes = "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions))
+    return Verification(then, now, different, changes, checked, data is not None)
 
 
 def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
@@ -232,6 +256,32 @@ def weights_beside(plan: Plan, folder: Path) -> Path | None:
 
 def _named(weights: Weights) -> str:
     return "`weights`" if isinstance(weights, Mapping) else str(weights)
+
+
+def _quality_again(
+    then: Quality, dense: nn.Module, small: nn.Module, data: Iterable[Any], metric: Metric | None, weights: Any
+) -> Quality:
+    """Measure the quality of a certificate on data that the user gives.
+
+    Raises:
+        PlanError: The pruned or the dense network does not have its weights, or the metric is missing.
+    """
+    if weights is None:
+        raise PlanError("The quality needs the weights of the pruned network. Give them with --weights (weights=).")
+    if then.dense_weights and then.dense_weights != weights_digest(dense):
+        raise PlanError(
+            "The quality needs the dense network with the weights that the certificate was made with; its weights "
+            "differ. Give them with --dense-weights (load them into `model`)."
+        )
+    if then.measure == METRIC and metric is None:
+        raise PlanError(f"The certificate has the metric {then.name!r} of the user. Give it with metric= in Python.")
+    # An agreement is compared with an agreement: without labels, whatever the inputs were.
+    source: Source = "images without labels" if then.measure in (AGREEMENT, OUTPUT_ERROR) else "validation data"
+    if then.measure in (ACCURACY, METRIC):
+        source = then.source
+    return measure_quality(
+        dense, small, data, source=source, metric=metric, max_drop=then.max_drop, confidence=then.confidence
+    )  # fmt: skip
 
 
 def _measured(then: Entry, budget: Budget, meter: Meter, networks: Mapping[str, nn.Module], time_limit: float) -> Entry:

@@ -76,6 +76,18 @@ def fingerprint_loader(loader: Any) -> str:
     return fingerprint(("loader", _length(loader), _length(getattr(loader, "dataset", None)), _first_batch(loader)))
 
 
+def first_batch(loader: Any) -> Any:
+    """Return the first batch, and leave the loader and all random numbers as they were.
+
+    None where there is no batch, or where the loader can be read only once.
+    """
+    try:
+        batch = _first_batch(loader)
+    except UnstableError:
+        return None
+    return None if isinstance(batch, str) else batch
+
+
 def check_loader(model: nn.Module, loader: Any, name: str) -> None:
     """Check that the network runs on the first batch of a loader; a loader that can be read only once is not read.
 

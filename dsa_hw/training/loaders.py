@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsa_hw.errors import TrainingError
 
-__all__ = ["RepeatingLoader", "length_of", "on_device"]
+__all__ = ["RepeatingLoader", "known_length", "length_of", "on_device"]
 
 
 def on_device(batch: Any, device: torch.device) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ class RepeatingLoader:
         """Go to the position that ``state`` holds."""
         self.passes, self.position, self._iterator = int(state["passes"]), 0, None
         # At the end of a pass there is no need to read the batches again.
-        if self.passes and int(state["position"]) == _known_length(self.loader):
+        if self.passes and int(state["position"]) == known_length(self.loader):
             self.position = int(state["position"])
         elif self.passes:
             self.passes -= 1
@@ -110,7 +110,8 @@ class RepeatingLoader:
                 next(self)
 
 
-def _known_length(loader: Iterable[Any]) -> int | None:
+def known_length(loader: Iterable[Any]) -> int | None:
+    """Return the number of batches in one epoch; None where the loader has no length."""
     try:
         return length_of(loader)
     except TrainingError:

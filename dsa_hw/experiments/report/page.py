@@ -13,6 +13,7 @@ import pandas as pd
 from dsa_hw.experiments.report import plots
 from dsa_hw.experiments.report.findings import Findings, seconds
 from dsa_hw.experiments.report.template import PAGE
+from dsa_hw.training.intervals import share_interval
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.text import percent
 
@@ -159,6 +160,15 @@ def _interval(row: pd.Series[Any]) -> str:
     return f"{1e3 * row['low']:#.3g} &ndash; {1e3 * row['high']:#.3g}"
 
 
+def _accuracy_interval(findings: Findings, row: pd.Series[Any]) -> str:
+    """Return Wilson's interval over the test images; empty where single predictions are not known."""
+    correct = findings.correct.get(str(row["id"]))
+    if correct is None:
+        return ""
+    found = share_interval(int(correct.sum()), len(correct), 0.95)
+    return f"{100 * found.low:.1f} &ndash; {100 * found.high:.1f}"
+
+
 def _table(findings: Findings) -> str:
     dense = findings.dense
     rows = []
@@ -177,7 +187,7 @@ def _table(findings: Findings) -> str:
                 f"{row['flops'] / 1e6:.2f} M<small>{percent(row['flops'] / dense['flops'])}</small>",
                 f"{row['params'] / 1e3:.1f} k<small>{percent(row['params'] / dense['params'])}</small>",
                 before,
-                percent(row["accuracy"]),
+                f"{percent(row['accuracy'])}<small>{_accuracy_interval(findings, row)}</small>",
             ]
         )
     head = [
@@ -188,7 +198,7 @@ def _table(findings: Findings) -> str:
         "FLOPs",
         "parameters",
         "accuracy<small>before fine-tuning</small>",
-        "accuracy<small>after</small>",
+        "accuracy<small>after, 95% interval</small>",
     ]
     return f"<section>\n<h2>All networks</h2>\n{_scroll('All networks', head, rows)}\n</section>"
 

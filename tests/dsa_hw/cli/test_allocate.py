@@ -68,9 +68,17 @@ def test_fine_tuned_weights_are_saved_and_accuracies_reported(
     assert set(content["accuracy"]) == {"dense", "pruned", "fine-tuned"}
     assert content["certificate"]["entries"][0]["utilisation"] >= 0.97
     tuned = read_weights(tmp_path / "model.safetensors")
+    quality = content["certificate"]["quality"]
+    assert (quality["measure"], quality["source"], quality["inputs"]) == ("accuracy", "test data", 360)
+    assert quality["value"]["value"] == content["accuracy"]["fine-tuned"]
+    assert Plan.load(tmp_path / "plan.json").certificate == content["certificate"]
+    verify = ["verify", str(tmp_path / "plan.json"), "--model", MODEL, "--data", "digits"]
+    assert main(verify) == 0
+    text = capsys.readouterr().out
+    assert text.count(f"Accuracy on 360 inputs (test data): {100 * content['accuracy']['fine-tuned']:.1f}%") == 2
     assert allocate(tmp_path, *words[:-2]) == 0
     text = capsys.readouterr().out
-    assert f"accuracy, pruned: {100 * content['accuracy']['pruned']:.1f}%" in text
+    assert f"Accuracy on 360 inputs (test data): {100 * content['accuracy']['pruned']:.1f}%" in text
     plain = read_weights(tmp_path / "model.safetensors")
     assert any(not torch.equal(tuned[name], plain[name]) for name in tuned)
 

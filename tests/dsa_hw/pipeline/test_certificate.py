@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,8 +15,9 @@ import budgets
 from dsa_hw.channels.plan import Plan, PrunedNetwork
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.certificate import Certificate, entry_of
-from dsa_hw.pipeline.quality import AGREEMENT, OUTPUT_ERROR, UNKNOWN, Quality
+from dsa_hw.pipeline.quality import ACCURACY, AGREEMENT, METRIC, OUTPUT_ERROR, UNKNOWN, Quality
 from dsa_hw.pipeline.reading import Judgement, Reading, judge
+from dsa_hw.training.intervals import Interval, difference_interval, mean_interval, share_interval
 from profilers.measuring.statistics import Estimate
 
 METER = SimpleNamespace(
@@ -108,12 +110,30 @@ def test_a_budget_survives_json_to_the_last_digit(budget: budgets.Budget) -> Non
     assert again.to_dict() == budget.to_dict()
 
 
+# 900 of 1000 right, of 930: 50 were lost, 20 won.
+_DENSE = np.array([1.0] * 930 + [0.0] * 70)
+_SMALL = np.array([1.0] * 880 + [0.0] * 50 + [1.0] * 20 + [0.0] * 50)
+QUALITIES = [
+    Quality(
+        ACCURACY, 1000, "validation data", mean_interval(_SMALL, 0.95), mean_interval(_DENSE, 0.95),
+        difference_interval(_DENSE, _SMALL, 0.95), dense_weights="0" * 64,
+    ),
+    Quality(
+        METRIC, 1, "test data", *[Interval(x, -math.inf, math.inf) for x in (31.5, 32.0, 0.5)], name="psnr",
+        confidence=0.9,
+    ),
+    Quality(AGREEMENT, 99, "noise", share_interval(33, 99, 0.95), constant=0.25),
+    Quality(OUTPUT_ERROR, 256, "synthesised inputs", Interval(1.2, 1.1, 1.3)),
+    Quality(UNKNOWN, 0, "noise", reason="no such inputs"),
+]  # fmt: skip
+
+
 def certificate(value: float, quality: Quality | None = None) -> Certificate:
     entries = (
         entry_of(BUDGETS[0], METER, 0.00491, reading(value), DENSE),
         entry_of(budgets.LatencyBudget("40%"), METER, 0.0039, reading(0.0039, doubt="busy"), DENSE),
     )
-    return Certificate(entries, "2026-11-16", 3, {"dsa_hw": "0.1.0"}, quality)
+    return Certificate(entries, "2026-11-16", 3, quality or QUALITIES[0], {"dsa_hw": "0.1.0"})
 
 
 def test_the_line_says_what_was_asked_predicted_measured_and_decided() -> None:
@@ -129,41 +149,59 @@ def test_a_relative_limit_comes_from_the_same_run() -> None:
     assert entry.limit == pytest.approx(0.4 * DENSE.value)
 
 
-QUALITIES = [
-    None,
-    Quality(AGREEMENT, 1 / 3, 256, 0.25),
-    Quality(OUTPUT_ERROR, 1.2, 256),
-    Quality(UNKNOWN, None, 0, reason="no such inputs"),
-]
-
-
 @pytest.mark.parametrize("quality", QUALITIES, ids=str)
-def test_the_quality_survives_json_and_is_shown(quality: Quality | None) -> None:
+def test_the_quality_survives_json_and_is_shown(quality: Quality) -> None:
     made = certificate(0.00493, quality)
     again = Certificate.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again.quality == quality
     assert str(again) == str(made)
-    assert ("needs fine-tuning" in str(made)) == (quality is not None)
+    assert str(made).endswith(str(quality))
+    assert ("Fine-tune before use." in str(made)) == quality.needs_training
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("path", "value"),
     [
-        {"measure": "accuracy"},
-        {"value": 1.5},
-        {"value": "0.9"},
-        {"value": None},
-        {"value": "nan"},
-        {"constant": None},
-        {"inputs": -1},
-        {"inputs": True},
-        {"surplus": 1},
+        (("measure",), "metric of mine"),
+        (("value", "value"), 0.95),
+        (("value", "value"), "0.9"),
+        (("value", "low"), 0.9),
+        (("value", "high"), None),
+        (("dense", "high"), 0.99),
+        (("value",), None),
+        (("drop",), None),
+        (("drop", "value"), 0.0),
+        (("drop", "low"), 0.5),
+        (("drop", "high"), "nan"),
+        (("constant",), 0.5),
+        (("inputs",), 999),
+        (("inputs",), True),
+        (("confidence",), 0.9),
+        (("source",), "my holiday"),
+        (("dense_weights",), "abc"),
+        (("max_drop",), -0.1),
+        (("surplus",), 1),
     ],
 )
-def test_a_quality_that_is_none_is_refused(change: dict[str, object]) -> None:
-    content = certificate(0.00493, QUALITIES[1]).to_dict()
-    content["quality"] = {**content["quality"], **change}
+def test_a_quality_that_contradicts_itself_is_refused(path: tuple[str, ...], value: object) -> None:
+    content = certificate(0.00493, QUALITIES[0]).to_dict()
+    place = content["quality"]
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
     with pytest.raises(PlanError, match="Cannot use the certificate of the plan: "):
+        Certificate.from_dict(content)
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(0.06, "MET"), (0.03, "INCONCLUSIVE"), (0.001, "NOT MET")])
+def test_a_limit_of_the_drop_decides_with_the_whole_interval(limit: float, verdict: str) -> None:
+    quality = replace(QUALITIES[0], max_drop=limit)
+    made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1, quality)
+    assert quality.verdict == made.verdict == verdict
+    content = made.to_dict()
+    assert Certificate.from_dict(content).verdict == verdict
+    content["verdict"] = "MET" if verdict != "MET" else "NOT MET"
+    with pytest.raises(PlanError, match="its quality say"):
         Certificate.from_dict(content)
 
 
@@ -196,7 +234,7 @@ def test_the_certificate_keeps_the_specification_of_the_target() -> None:
     """A title leaves options out; the same target can only be named again with them."""
     name = "ssh://pi@board:22?runtime=onnxruntime&python=%2Fopt%2Fpython"
     meter = SimpleNamespace(**{**vars(METER), "title": "onnxruntime/ssh://pi@board:22 fp32 x1", "specification": name})
-    made = Certificate((entry_of(BUDGETS[0], meter, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1)
+    made = Certificate((entry_of(BUDGETS[0], meter, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1, QUALITIES[0])
     again = Certificate.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again.entries[0].specification == name
     content = made.to_dict()
@@ -208,7 +246,7 @@ def test_the_certificate_keeps_the_specification_of_the_target() -> None:
 @given(change=st.sampled_from(["limit", "least_used", "most_used", "utilisation", "measured"]), factor=st.floats(0, 2))
 def test_a_number_that_does_not_follow_is_refused(change: str, factor: float) -> None:
     """Whatever number of an entry is changed, it is refused, or limit and verdict are those that were written."""
-    made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1)
+    made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(0.0049), DENSE),), "2026-11-16", 1, QUALITIES[0])
     assert made.verdict == "MET"
     content = made.to_dict()
     content["entries"][0][change] *= factor
@@ -222,7 +260,7 @@ def test_a_number_that_does_not_follow_is_refused(change: str, factor: float) ->
 
 def test_every_verdict_follows_from_its_interval() -> None:
     for value, verdict in ((0.0049, "MET"), (0.004999, "INCONCLUSIVE"), (0.0059, "NOT MET")):
-        made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(value), DENSE),), "2026-11-16", 1)
+        made = Certificate((entry_of(BUDGETS[0], METER, 0.0049, reading(value), DENSE),), "2026-11-16", 1, QUALITIES[0])
         assert Certificate.from_dict(made.to_dict()).verdict == verdict
         for other in {"MET", "INCONCLUSIVE", "NOT MET"} - {verdict}:
             content = made.to_dict()

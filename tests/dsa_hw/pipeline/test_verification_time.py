@@ -13,6 +13,7 @@ from dsa_hw import find_groups, shrink
 from dsa_hw.channels.plan import Plan, PrunedNetwork
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.meters import DENSE, DeviceMeter
+from dsa_hw.pipeline.quality import unknown_quality
 from dsa_hw.pipeline.reading import Reading
 from dsa_hw.pipeline.verification import verify
 from profilers import MeasuringRules
@@ -34,7 +35,12 @@ def certified(net: Net, example: torch.Tensor, device: SimulatedDevice, share: f
     budget = LatencyBudget(f"{100 * device.truth(small) / device.truth(net) / share!r}%")
     entry = entry_of(budget, meter, found["pruned"].value, found["pruned"], found[DENSE])
     network = PrunedNetwork.of(small, (example,))
-    return Plan.of(groups, kept, Certificate((entry,), "2026-11-16", 1).to_dict(), network)
+    return Plan.of(
+        groups,
+        kept,
+        Certificate((entry,), "2026-11-16", 1, unknown_quality("not measured", "noise")).to_dict(),
+        network,
+    )
 
 
 @pytest.mark.parametrize("share", [0.96, 0.98])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from dsa_hw.experiments.report import Findings, plots, render, write
 from tests.fakes.findings import findings as made
@@ -89,6 +90,9 @@ def test_has_the_numbers_of_every_row(page: str, findings: Findings) -> None:
         for number in (f"{1e3 * row['seconds']:#.3g}", f"{100 * row['accuracy']:.1f}%", f"{row['flops'] / 1e6:.2f} M"):
             assert number in text, (row["id"], number)
         assert f"{1e3 * row['low']:#.3g} – {1e3 * row['high']:#.3g}" in text  # noqa: RUF001
+        correct = findings.correct[str(row["id"])]
+        ends = binomtest(int(correct.sum()), len(correct)).proportion_ci(method="wilson")
+        assert f"{100 * ends.low:.1f} – {100 * ends.high:.1f}" in text  # noqa: RUF001
     for id, widths in findings.widths.iterrows():
         assert all(f"{int(w)}" in text for w in widths), id
 
