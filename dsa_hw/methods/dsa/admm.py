@@ -8,9 +8,10 @@ Every cost is divided by its value at alpha = 1, so the result does not depend o
     z     = the point of {F_j <= B_j} nearest to theta + u2/rho2                                        line 2
     u2    = u2 + rho2 (theta - z)                                                                       line 3
 
-so that z moves by projected gradient descent (theta + u2/rho2 = z - (dL/dtheta)/rho2). rho2 is a vector: its profile
-over the groups is the metric of the projection, its size follows from how far theta may travel. During the first
-``pace`` steps B_j falls linearly from the cost at the start, so that the loss has an effect before the budget is
+so that z moves by projected gradient descent (theta + u2/rho2 = z - (dL/dtheta)/rho2). dL/dtheta is taken at theta = z,
+which is within the budget in force; the iterate theta may be far from it in short allocations. rho2 is a vector: its
+profile over the groups is the metric of the projection, its size follows from how far theta may travel. During the
+first ``pace`` steps B_j falls linearly from the cost at the start, so that the loss has an effect before the budget is
 reached. Derivations: docs/development/mathematics.md.
 """
 
@@ -118,7 +119,7 @@ class Admm:
             metric: "cost" weighs dL against dF of each group; without a loss all groups shrink alike. "logit" is the
                 paper's Euclidean distance of theta.
             subproblem: How z is found: "exact" projection, which meets the budget exactly and has no constants, or
-                the paper's "gradient" steps (Eq. 9), which end near it.
+                the paper's "gradient" steps (Eq. 9), which end near it or somewhat below.
             project_gradient: Set negative entries of the gradient of theta to 0, so that theta never grows. The paper
                 does so "to reach the budget faster".
             smoothing: Weight of the past in the averaged gradient.
@@ -155,8 +156,8 @@ class Admm:
 
     @property
     def alpha(self) -> Floats:
-        """Keep ratios (K,) for the masks of the next step: sigmoid(theta)."""
-        return np.ones_like(self.state.theta) if self._dense else self._box.alpha(self.state.theta)
+        """Keep ratios (K,) for the masks of the next step: sigmoid(z)."""
+        return np.ones_like(self.state.z) if self._dense else self._box.alpha(self.state.z)
 
     @property
     def finished(self) -> bool:
@@ -193,7 +194,7 @@ class Admm:
             )
         state.step += 1
         state.gradient = self.smoothing * state.gradient + (1.0 - self.smoothing) * found
-        slope = slope_of(self._box.alpha(state.z))
+        slope = slope_of(self.alpha)
         task = state.gradient / (1.0 - self.smoothing**state.step) * slope  # dL/dtheta, bias of the mean removed
         shape = self._metric(state.z)
         # The size of rho2: a typical group moves by ``rate`` (less and less while settling); none by over 5 times that.
@@ -221,7 +222,7 @@ class Admm:
         lambda are the least-squares solution of that over the groups that are free to move.
         """
         costs = self.costs
-        alpha = self.alpha if self._dense else self._box.alpha(self.state.z)
+        alpha = self.alpha
         used = costs.shares(alpha) / costs.share_limits
         binding = used >= 1.0 - 1e-3
         price = np.zeros(used.size)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from dsa_hw.errors import BudgetError, DsaError, InfeasibleBudgetError, WidthError
 from dsa_hw.methods.costs import CostSet
@@ -181,7 +181,7 @@ def test_cost_metric_gives_better_allocations_and_exact_projection_meets_the_bud
     assert average["gradient", "cost"] == pytest.approx(average["exact", "cost"], abs=0.03)
     assert max(average["exact", "logit"], average["gradient", "logit"]) < 0.5
     np.testing.assert_allclose(used["exact", "cost"], 1.0, atol=1e-9)
-    np.testing.assert_allclose(used["gradient", "cost"], 1.0, atol=0.01)
+    assert all(0.8 < share < 1.001 for share in used["gradient", "cost"])
 
 
 def test_gradient_of_the_inner_problem_is_the_finite_difference_of_the_papers_objective() -> None:
@@ -209,6 +209,48 @@ def test_gradient_of_the_inner_problem_is_the_finite_difference_of_the_papers_ob
         step = 1e-5
         wanted = [(objective(z + d) - objective(z - d)) / (2 * step) for d in step * np.eye(k)]
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_step_is_along_the_finite_difference_of_the_loss_where_its_gradient_is_taken() -> None:
+    """The factor d(alpha)/d(theta) belongs to the keep ratios of the masks, also when theta and z differ."""
+    k, rng = 4, np.random.default_rng(2)  # with four groups none has more than 5 times the mean, where steps are cut
+    cost, weights = Quadratic.random(k, rng), np.exp(rng.normal(size=k))
+    admm = admm_of([cost], [between(cost, k, 0.4)], k, pace=5, metric="logit")
+    admm.state.theta, admm.state.z = rng.normal(size=k), rng.normal(size=k)
+    z, point = admm.state.z, logit(admm.alpha)
+    admm.step(-0.5 * weights * admm.alpha**-1.5)
+
+    step = 1e-6 * np.eye(k)
+    losses = [[task_loss(np.asarray(expit(point + sign * d)), weights) for sign in (1, -1)] for d in step]
+    slope = np.array([(up - down) / 2e-6 for up, down in losses])
+    moved = z - admm.state.theta
+    np.testing.assert_allclose(moved / np.abs(moved).sum(), slope / np.abs(slope).sum(), rtol=1e-6)
+
+
+def test_masks_are_within_the_budget_in_force() -> None:
+    cost = Quadratic.random(6, np.random.default_rng(7))
+    admm = admm_of([cost], [between(cost, 6, 0.3)], 6, pace=8)
+    weights = np.arange(1.0, 7.0)
+    while not admm.finished:
+        assert cost.at(admm.alpha) <= admm.limits[0] * (1 + 1e-12)
+        admm.step(-0.5 * weights * admm.alpha**-1.5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_twelve_steps_close_half_of_the_gap_between_uniform_and_optimal(seed: int) -> None:
+    """The least that `Trainer` makes. Gradients at theta would fail here: it is up to several units ahead of z."""
+    rng = np.random.default_rng(seed)
+    cost, weights = Quadratic.random(12, rng), np.exp(rng.normal(size=12))
+    limit = between(cost, 12, 0.3)
+    uniform, optimal, short = (
+        task_loss(run(admm_of([cost], [limit], 12, **options), weights, noise).keep_ratios, weights)
+        for options, noise in (
+            ({"pace": 1, "settle": 0, "travel": 1e-9}, 0.0),
+            ({"pace": 80, "settle": 80, "travel": 6.0}, 0.0),
+            ({"pace": 8, "settle": 4}, 1.0),
+        )
+    )
+    assert uniform - short > 0.5 * (uniform - optimal) > 0.0
 
 
 def test_only_the_binding_budget_has_a_price() -> None:
