@@ -44,15 +44,22 @@ from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.dsa.trainer import Trainer
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import solve
+from dsa_hw.pipeline.recovering import recover_network
 from dsa_hw.training.batchnorm import batch_statistics, recalibrate
+from dsa_hw.training.distillation import distillation_loss
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.loaders import RepeatingLoader
+from dsa_hw.training.losses import autocast
 from dsa_hw.training.metrics import accuracy
+from dsa_hw.utils.modules import evaluating
 from dsa_hw.zoo import data
+from dsa_hw.zoo.cifar import ResNet
 from dsa_hw.zoo.models import load_model
 
 RESULTS = Path(__file__).parent / "results"
 FINETUNE_EPOCHS, FINETUNE_LR = 2, 0.05
+WEIGHTS = {3: "resnet20-12fca82f.th", 9: "resnet56-4bfd9763.th"}  # of akamaster/pytorch_resnet_cifar10
+TEACHER = 0.9  # weight of the dense network's logits in the loss, where it is the teacher
 RIVALS = ("uniform", "global_gamma", "ssl", "morphnet", "netadapt", "annealing", "knapsack", "torch_pruning")
 COMPUTE = {"precision": "bf16", "channels_last": True}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -95,6 +102,8 @@ class Case:
         self.dense = float(self.flops.value(torch.ones(len(self.groups), dtype=torch.float64)))
         self.inputs, self.args = inputs, args
         self._data: dict[int, data.Data] = {}
+        self._ranking: dict[str, Any] = {}
+        self._logits: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def data(self, seed: int) -> data.Data:
         if seed not in self._data:
@@ -111,20 +120,79 @@ class Case:
         )  # fmt: skip
         return replace(problem, **changes)
 
-    def finish(self, network: nn.Module, seed: int, epochs: float = FINETUNE_EPOCHS) -> dict[str, Any]:
-        """Accuracy with new batch-norm statistics, and after fine-tuning; the same for every method."""
+    def ranking(self, seed: int) -> list[Any]:
+        """Fisher information of every channel: the order that all methods share with ``--order fisher``."""
+        if self._ranking.get("seed") != seed:
+            problem = self.problem(1.0, seed)
+            batches = itertools.islice(iter(self.data(seed).val), 16)
+            found = fisher(self.model, self.groups, batches, problem.loss, precision="bf16")
+            self._ranking = {"seed": seed, "fisher": found}
+        return self._ranking["fisher"]
+
+    def finish(
+        self, network: nn.Module, seed: int, epochs: float = FINETUNE_EPOCHS, cut: Realised | None = None
+    ) -> dict[str, Any]:
+        """Accuracy before and after fine-tuning; the same for every method.
+
+        Without ``cut``, batch-norm statistics are measured again before, and the fine-tuning has labels only. With it,
+        weights are refitted to the dense network before, on 512 images without labels, and distilled while they are
+        fine-tuned.
+        """
         found = self.data(seed)
-        network = network.to(memory_format=torch.channels_last)
+        row: dict[str, Any] = {}
         found.train.epoch = 0
-        recalibrate(network, found.train, 10, "bf16")
-        before = accuracy(network, found.test)
+        if cut is None:
+            recalibrate(network.to(memory_format=torch.channels_last), found.train, 10, "bf16")
+        else:
+            begin = time.process_time()
+            recover_network(self.problem(1.0, seed), cut, found.train, "refit", lambda *_: None)
+            row["recover_cpu_s"] = time.process_time() - begin
+        network = network.to(memory_format=torch.channels_last)
+        row["before"], row["val_before"] = accuracy(network, found.test), accuracy(network, found.val)
         begin = time.process_time()
-        finetune(network, found.train, epochs, lr=FINETUNE_LR, precision="bf16", progress=self.args.progress)
-        return {
-            "before": before,
-            "accuracy": accuracy(network, found.test),
-            "finetune_cpu_s": time.process_time() - begin,
-        }
+        if epochs:
+            finetune(
+                network, found.train if cut is None else Taught(found.train, self.model, self._logits), epochs,
+                loss=nn.functional.cross_entropy if cut is None else taught_loss,
+                lr=FINETUNE_LR, precision="bf16", progress=self.args.progress,
+            )  # fmt: skip
+            row["accuracy"], row["val"] = accuracy(network, found.test), accuracy(network, found.val)
+        return row | {"epochs": epochs, "finetune_cpu_s": time.process_time() - begin}
+
+
+class Taught:
+    """Training batches with (labels, logits of the dense network) as targets.
+
+    Batches depend on seed and epoch only, so that the logits are computed once and shared by all methods and budgets.
+    """
+
+    def __init__(self, loader: data.Batches, teacher: nn.Module, known: dict[tuple[int, int], list[torch.Tensor]]):
+        self.loader, self.teacher, self.known = loader, teacher, known
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def epoch(self) -> int:
+        return self.loader.epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.loader.epoch = number
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
+        logits = self.known.setdefault((self.loader.seed, self.loader.epoch), [])
+        for step, (images, labels) in enumerate(self.loader):
+            if step == len(logits):
+                with torch.no_grad(), evaluating(self.teacher), autocast("bf16", images.device):
+                    logits.append(self.teacher(images).float())
+            yield images, (labels, logits[step])
+
+
+def taught_loss(outputs: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    labels, logits = targets
+    hard = nn.functional.cross_entropy(outputs.float(), labels)
+    return (1.0 - TEACHER) * hard + TEACHER * distillation_loss(outputs, logits)
 
 
 # -- the methods ------------------------------------------------------------------------------------------------------
@@ -164,28 +232,38 @@ def proposed(case: Case, method: str, budget: float, seed: int, cache: dict[Any,
     if name == "dsa":
         guides: dict[str, dict[str, Any]] = {"train": {}, "none": {"train": None, "val": None}}
         problem = replace(problem, **guides.get(variant, {"train": None}))
-    elif variant == "fisher":  # a rival that ranks units as DSA does
-        batches = itertools.islice(iter(case.data(seed).val), 16)
-        ranking = fisher(case.model, case.groups, batches, problem.loss, precision="bf16")
-        problem = replace(problem, importance=lambda *_: ranking)
+    elif case.args.order == "fisher":
+        ranking = case.ranking(seed)
+        options = {**problem.options, **({"importance": "problem"} if name == "knapsack" else {})}
+        problem = replace(problem, importance=lambda *_: ranking, options=options)
     return solve(problem, name)
 
 
 def one(case: Case, study: str, method: str, budget: float, seed: int, cache: dict[Any, nn.Module]) -> dict[str, Any]:
     torch.manual_seed(seed)
     begin = time.process_time()
-    row: dict[str, Any] = {"study": study, "method": method, "budget": budget, "seed": seed}
+    row: dict[str, Any] = {"study": study, "method": method, "budget": budget, "seed": seed, **setting(case.args)}
     if method == "torch_pruning":
         network, used = torch_pruning_network(case, budget)
         row |= {"used": used / budget, "allocate_cpu_s": time.process_time() - begin}
     else:
         base, _, extra = method.partition("+")
-        realised, row_used = build(case, proposed(case, base, budget, seed, cache), budget, seed)
+        proposal = proposed(case, base, budget, seed, cache)
+        if case.args.order == "fisher":
+            proposal = replace(proposal, importance=case.ranking(seed))
+        realised, row_used = build(case, proposal, budget, seed)
         network = realised.model
         row |= {"used": row_used, "allocate_cpu_s": time.process_time() - begin}
         row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
-        return row | case.finish(network, seed, FINETUNE_EPOCHS + float(extra or 0))
+        epochs = case.args.finetune + float(extra or 0)
+        return row | case.finish(network, seed, epochs, realised if case.args.finish == "recovered" else None)
     return row | case.finish(network, seed)
+
+
+def setting(args: argparse.Namespace) -> dict[str, Any]:
+    """What distinguishes runs besides method, budget and seed; nothing for those of the first study."""
+    changed = {"order": args.order, "finish": args.finish, "epochs": args.finetune}
+    return {k: v for k, v in changed.items() if v not in ("own", "plain")}
 
 
 def build(case: Case, proposal: Proposal, budget: float, seed: int) -> tuple[Realised, float]:
@@ -201,23 +279,33 @@ def compare(case: Case, study: str, runs: Iterator[tuple[str, float, int]], args
         # Runs of one method and seed share a trained network, so they go to the same worker.
         if zlib.crc32(f"{method} {seed}".encode()) % parts != part:
             continue
-        if not book.has(study=study, method=method, budget=budget, seed=seed):
+        if not book.has(study=study, method=method, budget=budget, seed=seed, **setting(args)):
             book.add(one(case, study, method, budget, seed, cache))
 
 
-def trained_resnet20(args: argparse.Namespace) -> Case:
-    model, inputs = load_model("resnet20_a")
-    state = torch.load(args.weights, weights_only=True, map_location="cpu")["state_dict"]
+def trained_resnet(args: argparse.Namespace, blocks: int = 3) -> Case:
+    """ResNet-20 (3 blocks per stage) or ResNet-56 (9) with the weights of ``--weights``, a file or a folder."""
+    model = ResNet(blocks=blocks, shortcut="A").eval()
+    file = args.weights / WEIGHTS[blocks] if args.weights.is_dir() else args.weights
+    state = torch.load(file, weights_only=True, map_location="cpu")["state_dict"]
     model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
-    return Case(model, inputs, args)
+    return Case(model, (torch.zeros(1, 3, 32, 32),), args)
+
+
+def plan(args: argparse.Namespace, default: list[tuple[float, int]]) -> Iterator[tuple[str, float, int]]:
+    """Method, budget and seed of every run: those asked for, else those of the published tables."""
+    if args.budgets:
+        default = [(budget, seed) for budget in args.budgets for seed in args.seeds]
+    return ((m, budget, seed) for budget, seed in default for m in args.methods or ("dsa", *RIVALS))
 
 
 def resnet20(args: argparse.Namespace) -> None:
-    case = trained_resnet20(args)
-    methods = args.methods or ("dsa", *RIVALS)
     plans = [(0.33, 0), (0.5, 0), (0.33, 1), (0.5, 1), (0.33, 2), (0.5, 2), (0.75, 0)]
-    runs = ((m, b, s) for b, s in plans for m in methods)
-    compare(case, "resnet20", runs, args)
+    compare(trained_resnet(args), "resnet20", plan(args, plans), args)
+
+
+def resnet56(args: argparse.Namespace) -> None:
+    compare(trained_resnet(args, 9), "resnet56", plan(args, [(0.44, 0), (0.5, 0)]), args)
 
 
 def vgg(args: argparse.Namespace) -> None:
@@ -234,8 +322,7 @@ def vgg(args: argparse.Namespace) -> None:
         torch.save(model.state_dict(), file)
         row = {"study": "vgg", "method": "dense", "budget": 1.0, "seed": 0, "epochs": args.vgg_epochs}
         Book(args.out).add({**row, "accuracy": accuracy(model, found.test)})
-    methods = args.methods or ("dsa", *RIVALS)
-    compare(case, "vgg", ((m, b, s) for b, s in [(0.2, 0), (0.5, 0), (0.2, 1), (0.2, 2)] for m in methods), args)
+    compare(case, "vgg", plan(args, [(0.2, 0), (0.5, 0), (0.2, 1), (0.2, 2)]), args)
 
 
 def scratch(args: argparse.Namespace) -> None:
@@ -338,7 +425,7 @@ ABLATION: dict[str, dict[str, Any]] = {
 
 def guidance(args: argparse.Namespace) -> None:
     """Three guidances and the ablation at 33 %, each followed by a third of an epoch of fine-tuning."""
-    case = trained_resnet20(args)
+    case = trained_resnet(args)
     book, seed, budget = Book(args.out), 0, 0.33
     part, parts = (int(n) for n in args.worker.split("/"))
     for index, name in enumerate(("uniform", *ABLATION)):
@@ -363,7 +450,7 @@ def rationality(args: argparse.Namespace) -> None:
     """Fig. 5 of the paper: sensitivity of each group, pruned alone, against |dL/dalpha|."""
     from scipy.stats import spearmanr
 
-    case, book = trained_resnet20(args), Book(args.out)
+    case, book = trained_resnet(args), Book(args.out)
     if book.has(study="rationality"):
         return
     found = case.data(0)
@@ -574,10 +661,12 @@ def _sizes(study: str) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    studies = {f.__name__: f for f in (resnet20, vgg, scratch, paper, guidance, rationality, overhead, report)}
+    studies = {
+        f.__name__: f for f in (resnet20, resnet56, vgg, scratch, paper, guidance, rationality, overhead, report)
+    }
     parser.add_argument("study", choices=studies)
     parser.add_argument("--data", type=Path, default=Path("."), help="folder with cifar10.npz")
-    parser.add_argument("--weights", type=Path, default=Path("../shared/data/weights/resnet20-12fca82f.th"))
+    parser.add_argument("--weights", type=Path, default=Path("weights"), help="file, or folder with the .th files")
     parser.add_argument("--out", type=Path, default=RESULTS / "cifar10.jsonl")
     parser.add_argument(
         "--cache", type=Path, default=Path(".cache"), help="folder for trained networks and checkpoints"
@@ -585,6 +674,15 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, default=Path("docs/images"))
     parser.add_argument("--worker", default="0/1")
     parser.add_argument("--methods", nargs="*")
+    parser.add_argument("--budgets", nargs="*", type=float, help="shares of the FLOPs")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument(
+        "--order", choices=("own", "fisher"), default="own", help="ranking of channels: each method's, or one for all"
+    )
+    parser.add_argument(
+        "--finish", choices=("plain", "recovered"), default="plain", help="recovered: refit, then distillation"
+    )
+    parser.add_argument("--finetune", type=float, default=FINETUNE_EPOCHS, help="epochs after the cut (%(default)s)")
     parser.add_argument("--epochs", type=float, default=15.0)
     parser.add_argument("--vgg-epochs", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=0)
