@@ -317,7 +317,10 @@ def vgg(args: argparse.Namespace) -> None:
         model.load_state_dict(torch.load(file, weights_only=True))
     else:
         found = case.data(0)
-        finetune(model, found.train, args.vgg_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=args.progress)
+        finetune(
+            model, found.train, args.vgg_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=args.progress,
+            folder=args.cache / "vgg16_quarter",
+        )  # fmt: skip
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), file)
         row = {"study": "vgg", "method": "dense", "budget": 1.0, "seed": 0, "epochs": args.vgg_epochs}
@@ -517,146 +520,10 @@ def overhead(args: argparse.Namespace) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Tables on standard output; pictures in docs/images."""
-    import matplotlib
+    """Print the tables, and draw the pictures in docs/images."""
+    from cifar10_report import write_report
 
-    matplotlib.use("Agg")
-
-    rows = pd.DataFrame(Book(args.out).rows())
-    for study in ("resnet20", "vgg"):
-        part = rows[(rows["study"] == study) & (rows["method"] != "dense")] if len(rows) else rows
-        if len(part):
-            _table(study, part)
-            _accuracies(study, part, args.pictures / f"cifar10_{study}.png")
-            _heat_map(study, part, args.pictures / f"cifar10_{study}_widths.png")
-    for study in sorted(s for s in (set(rows["study"]) if len(rows) else ()) if s.startswith("scratch")):
-        _scratch_table(study, rows[rows["study"] == study])
-    for study in ("guidance", "rationality", "overhead"):
-        part = rows[rows["study"] == study].dropna(axis=1, how="all") if len(rows) else rows
-        hidden = ["widths", "torch", "study", "kept", "seconds", "groups", "gradient"]
-        print(f"\n{study}\n\n{_markdown(part.drop(columns=hidden, errors='ignore'))}\n")
-        if study == "rationality" and len(part):
-            _scatter(part.iloc[-1], args.pictures / "cifar10_rationality.png")
-
-
-def _table(study: str, part: pd.DataFrame) -> None:
-    """Mean and every seed's accuracy, best mean at the hardest budget first."""
-    for budget, at in part.sort_values("seed").groupby("budget"):
-        found = at.groupby("method").agg(
-            {"accuracy": ["mean", "std", list], "before": "mean", "allocate_cpu_s": "mean"}
-        )
-        lines = []
-        for method, line in found.sort_values(("accuracy", "mean"), ascending=False).iterrows():
-            seeds = ", ".join(f"{100 * a:.2f}" for a in line["accuracy", "list"])
-            mean, spread = 100 * line["accuracy", "mean"], 100 * line["accuracy", "std"]
-            shown = f"{mean:.2f}" + (f" ({spread:.2f})" if np.isfinite(spread) else "")
-            before, seconds = 100 * line["before", "mean"], line["allocate_cpu_s", "mean"]
-            lines.append([method, shown, seeds, f"{before:.1f}", f"{seconds:.0f}"])
-        head = ["method", "accuracy (deviation) [%]", "by seed", "before [%]", "CPU s to allocate"]
-        print(f"\n{study} at {100 * float(budget):.0f} % FLOPs\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
-
-
-def _scratch_table(study: str, part: pd.DataFrame) -> None:
-    """Accuracies by seed, and how far below the dense network of the same seed: mean and standard error."""
-    cells = 100 * part.pivot(index="method", columns="seed", values="accuracy")
-    below = cells.reindex(["dense"]).iloc[0] - cells  # nothing where the dense network has not been trained yet
-    lines = []
-    for method in cells.mean(axis=1).sort_values(ascending=False).index:
-        found, gap = cells.loc[method].dropna(), below.loc[method].dropna()
-        shown = f"{gap.mean():.2f}" + (f" ± {gap.std() / len(gap) ** 0.5:.2f}" if len(gap) > 1 else "")
-        seeds = ", ".join(f"{int(seed)}: {value:.2f}" for seed, value in found.items())
-        lines.append([method, f"{found.mean():.2f}", seeds, shown if method != "dense" and len(gap) else ""])
-    head = ["method", "mean [%]", "by seed [%]", "below dense, mean ± s.e."]
-    print(f"\n{study}\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
-
-
-def _plain(part: pd.DataFrame) -> pd.DataFrame:
-    """Without variants: names of one word."""
-    return part[part["method"].isin(["dsa", *RIVALS])]
-
-
-def _accuracies(study: str, part: pd.DataFrame, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    part = _plain(part)
-    cells = part.groupby(["method", "budget"])["accuracy"].agg(["mean", "min", "max"])
-    order = cells["mean"].groupby("method").mean().sort_values(ascending=False).index
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    for place, method in enumerate(order):
-        line = 100 * cells.loc[method]
-        spread = [line["mean"] - line["min"], line["max"] - line["mean"]]
-        where = 100 * line.index.to_numpy() + 0.25 * (place - len(order) / 2)  # side by side, to be told apart
-        emphasis = {"linewidth": 2.5, "zorder": 5, "color": "black"} if method == "dsa" else {"alpha": 0.85}
-        axes[0].errorbar(where, line["mean"], spread, fmt="o-", capsize=3, markersize=4, label=method, **emphasis)
-    axes[0].set(
-        xlabel="FLOPs kept [%]", ylabel="test accuracy after 2 epochs [%]", title=f"{study}: mean and range of seeds"
-    )
-    axes[0].set_xticks([100 * budget for budget in sorted(part["budget"].unique())])
-    axes[0].legend(fontsize=8)
-    sizes = _sizes(study)
-    for _, row in part[(part["method"] == "dsa") & (part["seed"] == 0)].sort_values("budget").iterrows():
-        ratio = [row["widths"][name] / sizes[name] for name in sizes]
-        axes[1].plot(ratio, "o-", label=f"{100 * row['budget']:.0f} % FLOPs", markersize=4)
-    _name_groups(axes[1], sizes)
-    axes[1].set(ylabel="keep ratio", ylim=(0, 1.05), title="DSA: keep ratio per channel group")
-    axes[1].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-def _heat_map(study: str, part: pd.DataFrame, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    part = _plain(part)
-    part = part[(part["seed"] == 0) & (part["budget"] == part["budget"].min()) & part["widths"].notna()]
-    part = part.sort_values("accuracy", ascending=False)
-    sizes = _sizes(study)
-    ratios = np.array([[row["widths"][name] / sizes[name] for name in sizes] for _, row in part.iterrows()])
-    figure, axis = plt.subplots(figsize=(10, 4.5), layout="constrained")
-    image = axis.imshow(ratios, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-    for (i, j), value in np.ndenumerate(ratios):
-        axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="white" if value < 0.6 else "black")
-    axis.set_yticks(
-        range(len(part)), [f"{m} ({100 * a:.1f} %)" for m, a in zip(part["method"], part["accuracy"], strict=True)]
-    )
-    _name_groups(axis, sizes)
-    axis.set_title(f"{study} at {100 * part['budget'].iloc[0]:.0f} % FLOPs, seed 0: keep ratio per channel group")
-    figure.colorbar(image, label="keep ratio")
-    figure.savefig(path, dpi=110)
-
-
-def _scatter(row: pd.Series, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
-    for axis, (share, kept) in zip(axes, row["kept"].items(), strict=True):
-        axis.scatter(row["gradient"], kept["rise"])
-        for name, x, y in zip(row["groups"], row["gradient"], kept["rise"], strict=True):
-            axis.annotate(name.removesuffix(".conv1"), (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
-        axis.set(
-            xscale="log",
-            xlabel="|dL / d alpha|",
-            ylabel="rise of the loss",
-            title=f"kept {100 * float(share):.0f} % of one group, rank correlation {kept['spearman']:.2f}",
-        )
-        axis.title.set_fontsize(9)
-    figure.savefig(path, dpi=110)
-
-
-def _name_groups(axis: Any, names: Any) -> None:
-    axis.set_xticks(range(len(names)), list(names), rotation=60, ha="right", fontsize=7)
-
-
-def _markdown(frame: pd.DataFrame) -> str:
-    lines = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
-    for row in frame.itertuples(index=False):
-        lines.append([f"{v:.4g}" if isinstance(v, float) else str(v) for v in row])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _sizes(study: str) -> dict[str, int]:
-    model, inputs = load_model({"resnet20": "resnet20_a", "vgg": "vgg16_quarter"}[study])
-    groups = find_groups(model, inputs)
-    return dict(zip(groups.names, groups.sizes.tolist(), strict=True))
+    write_report(pd.DataFrame(Book(args.out).rows()), args.pictures)
 
 
 def main() -> None:
