@@ -39,6 +39,7 @@ _IDLE_UPDATES = 10  # with aligned ends, ten updates are enough to detect 3%
 _ROUNDS = 2  # in a block: a window is already many runs
 _BLUR = 80  # a window is this many times longer than the uncertainty of each of its ends
 _LEAST_SECONDS = 0.25  # of a window, for fast counters
+_LEAST_IDLE = 1.0  # of an idle period: idle boards have pulses of 10 to 100 ms (recorded traces of MLPerf Tiny)
 _SETTLE = 0.5  # seconds under load before a window; and five updates
 _STILL = 5.0  # seconds without an update after which a counter counts as stopped
 
@@ -215,7 +216,7 @@ class EnergyBench(Bench):
         """
         settle = max(5 * self.period, _SETTLE) + self.period
         window = max(_UPDATES * self.period, _LEAST_SECONDS) + settle
-        idle = max(_IDLE_UPDATES * self.period, _LEAST_SECONDS) + settle
+        idle = max(_IDLE_UPDATES * self.period, _LEAST_IDLE) + settle
         rounds = self.rules.least_blocks * self.rules.rounds
         return 1.25 * rounds * ((2 * networks + 1) * window + 2 * idle)
 
@@ -282,7 +283,7 @@ class EnergyBench(Bench):
             self.counter.sleep(max(self.period / 8, 50 * self._reading, 1e-4))
             return 0
 
-        return self._between(rest, max(_IDLE_UPDATES * self.period, _LEAST_SECONDS)).watts
+        return self._between(rest, max(_IDLE_UPDATES * self.period, _LEAST_IDLE)).watts
 
     def _between(self, work: Callable[[], int], length: float) -> Window:
         """Do ``work`` until power has settled and the counter moves, then until it moves after ``length`` seconds."""
