@@ -39,10 +39,12 @@ _BUILT_IN = ("torch", "compile", "onnxruntime", "openvino", "tensorrt", "table",
 # Devices with a target of their own: prefix of the device -> module of profilers.targets, which is also the name that
 # it registers. Such a target checks its device itself, in `Target.check`.
 _OWN = {"table:": "table", "ssh:": "ssh", "adb:": "adb", "ethos-u": "ethos_u"}
+_ACCELERATORS = ("cuda", "xpu", "mps", "npu", "hpu", "mtia")  # device types of torch, ROCm being cuda
 # Titles of targets that are this computer's: no host, no path, no option.
 _MOST_THREADS = 1024  # more than any CPU has; runtimes fail in their own ways beyond
 _TITLE = re.compile(
-    r"(?P<runtime>\w+)/(?P<device>cpu|cuda(:\d{1,3})?|mps) (?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?",
+    rf"(?P<runtime>\w+)/(?P<device>cpu|({'|'.join(_ACCELERATORS)})(:\d{{1,3}})?) "
+    r"(?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?",
     re.ASCII,
 )
 _ETHOS_U = re.compile(r"(?P<name>ethos-u\d+-\d+) int8 \w+ \w+", re.ASCII)
@@ -63,7 +65,7 @@ class Target(ABC):
         bench_class: The class that measures networks on this target; None stands for `profilers.measuring.bench.Bench`.
         estimated: Where times are computed, by whom, e.g. "estimated by Vela 5.2.0"; None where they are measured.
         remote_device: The device, where it has its own clock and whole visits are made there; None for this computer.
-        device: "cpu", "cuda", "cuda:1" or "mps", or what the target defines.
+        device: "cpu", an accelerator of torch such as "cuda", "cuda:1", "xpu" or "mps", or what the target defines.
         precision: "fp32" or "fp16"; artefact and inputs are already converted to it.
         threads: CPU threads of one run.
     """
@@ -235,32 +237,15 @@ def _find(runtime: str) -> type[Target]:
 
 
 def _check_device(device: str) -> None:
-    import torch
-
     kind, _, index = device.partition(":")
     if kind == "cpu" and not index:
         return
-    if kind == "cuda" and (not index or index.isdigit()):
-        if not torch.cuda.is_available():
-            build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU-only build"
-            raise MissingDependencyError(
-                f"Device {device!r} is not available: torch {torch.__version__} ({build}) finds no CUDA device. "
-                "Install the NVIDIA driver and a CUDA build of torch, or use --device cpu."
-            )
-        if index and int(index) >= torch.cuda.device_count():
-            raise MissingDependencyError(
-                f"Device {device!r} does not exist. Available CUDA devices: cuda:0 to "
-                f"cuda:{torch.cuda.device_count() - 1}."
-            )
-        return
-    if kind == "mps" and not index:
-        if not torch.backends.mps.is_available():
-            raise MissingDependencyError(
-                "Device 'mps' is not available: it needs Apple silicon with macOS 12.3 or later. Use --device cpu."
-            )
+    if kind in _ACCELERATORS and (not index or index.isdigit()):
+        importlib.import_module("profilers.targets.accelerator").check_accelerator(device)
         return
     own = ", ".join(f"{prefix}..." for prefix in _OWN)
-    raise MissingDependencyError(f"Unknown device {device!r}. Available devices: cpu, cuda, cuda:N or mps, {own}.")
+    known = ", ".join(("cpu", *_ACCELERATORS, "cuda:N"))
+    raise MissingDependencyError(f"Unknown device {device!r}. Available devices: {known}, {own}.")
 
 
 def _best_runtime(device: str) -> str:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dsa_hw.errors import MeasurementError, MissingDependencyError
 from dsa_hw.utils.text import one_line
+from profilers.targets.accelerator import device_clock
 from profilers.targets.base import Loaded, Target, register
-from profilers.targets.torch import cuda_clock
 
 __all__ = ["TensorRT"]
 
@@ -98,7 +98,7 @@ class TensorRT(Target):
 
         # Tensors and engine must outlive the closure: TensorRT holds plain addresses.
         once.__dict__["keep"] = (engine, context, tensors)
-        return Loaded(once, clock=cuda_clock(once, device, stream), outputs=outputs)
+        return Loaded(once, clock=device_clock(once, device, stream), outputs=outputs)
 
     def describe(self) -> dict[str, str]:
         """Return version, device and builder settings.

@@ -1,44 +1,19 @@
-"""Eager PyTorch on the CPU, on CUDA (timed with events) and on MPS."""
+"""Eager PyTorch on the CPU and on any accelerator that torch has."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dsa_hw.utils.arrays import Floats
+from profilers.targets.accelerator import device_clock
 from profilers.targets.base import Loaded, Target, register
 
-__all__ = ["Torch", "cuda_clock"]
-
-
-def cuda_clock(once: Callable[[], object], device: torch.device, stream: Any = None) -> Callable[[int], Floats]:
-    """Return a clock made of CUDA events.
-
-    It times n runs between n + 1 events of one stream and synchronises once at the end. Launches are queued ahead, so
-    that each interval is the time of the device. It includes waits for a host that cannot launch fast enough, as in
-    deployment.
-    """
-
-    def clock(n: int) -> Floats:
-        with torch.cuda.device(device):
-            current = stream if stream is not None else torch.cuda.current_stream()
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
-            torch.cuda.synchronize()
-            events[0].record(current)
-            for event in events[1:]:
-                once()
-                event.record(current)
-            torch.cuda.synchronize()
-            return np.asarray([a.elapsed_time(b) for a, b in itertools.pairwise(events)]) * 1e-3
-
-    return clock
+__all__ = ["Torch"]
 
 
 @register("torch")
@@ -60,16 +35,9 @@ class Torch(Target):
             values = result if isinstance(result, (tuple, list)) else (result,)
             return [v.float().cpu().numpy() for v in values if isinstance(v, torch.Tensor)]
 
-        if device.type == "cuda":
-            return Loaded(forward, clock=cuda_clock(forward, device), outputs=outputs)
-        if device.type == "mps":
-
-            def synchronised() -> None:
-                forward()
-                torch.mps.synchronize()
-
-            return Loaded(synchronised, outputs=outputs)
-        return Loaded(forward, outputs=outputs)
+        if device.type == "cpu":
+            return Loaded(forward, outputs=outputs)
+        return Loaded(forward, clock=device_clock(forward, device), outputs=outputs)
 
     def compiled(self, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[..., object]:
         """Return what is called for one run; `Compile` overrides it."""
@@ -89,6 +57,15 @@ class Torch(Target):
                 "cudnn benchmark": str(torch.backends.cudnn.benchmark),
                 "tf32": str(torch.backends.cudnn.allow_tf32),
             }
+            if torch.version.hip:
+                found["rocm"] = str(torch.version.hip)
+        else:
+            backend = torch.get_device_module(torch.device(self.device))
+            found["accelerator"] = (
+                str(backend.get_device_name(torch.device(self.device)))
+                if hasattr(backend, "get_device_name")
+                else self.device
+            )
         return found
 
     @contextlib.contextmanager
