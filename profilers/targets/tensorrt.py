@@ -2,14 +2,15 @@
 
 Written after NVIDIA's documentation for what both major versions share: strongly typed networks (precision comes from
 the ONNX types; version 11 has no fp16 builder flag), named tensors, ``execute_async_v3``. All configurations share one
-timing cache, so that equal layers always get the same kernel.
+timing cache, so that equal layers always get the same kernel. `.ci/tensorrt-types` checks every call against the types
+of NVIDIA's bindings, and a test lists what version 11 has removed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from dsa_hw.utils.text import one_line
 from profilers.targets.accelerator import device_clock
 from profilers.targets.base import Loaded, Target, register
 
+if TYPE_CHECKING:
+    import tensorrt as trt
+
 __all__ = ["TensorRT"]
 
 _REMEDY = (
@@ -27,12 +31,11 @@ _REMEDY = (
 )
 
 
-def _module() -> Any:
+def _check_installed() -> None:
     try:
-        import tensorrt
+        import tensorrt  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(f"Runtime 'tensorrt' is not installed. {_REMEDY}") from error
-    return tensorrt
 
 
 @register("tensorrt")
@@ -57,7 +60,9 @@ class TensorRT(Target):
 
         It is started in a subprocess, which crashes without a GPU.
         """
-        trt = _module()
+        _check_installed()
+        import tensorrt as trt
+
         if not self.device.startswith("cuda") or not torch.cuda.is_available():
             raise MissingDependencyError(
                 f"TensorRT needs a CUDA device; got {self.device!r}, and torch finds {torch.cuda.device_count()} CUDA "
@@ -75,7 +80,8 @@ class TensorRT(Target):
 
     def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Loaded:
         """Build the engine and bind inputs and outputs on the device."""
-        trt = _module()
+        import tensorrt as trt
+
         device = torch.device(self.device)
         with torch.cuda.device(device):
             engine = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(self._build(artefact))
@@ -83,7 +89,7 @@ class TensorRT(Target):
                 raise MeasurementError(f"TensorRT cannot load the engine that it built for {self.title}.")
             context = engine.create_execution_context()
             stream = torch.cuda.Stream(device)
-            tensors = _bind(trt, engine, context, inputs, device)
+            tensors = _bind(engine, context, inputs, device)
 
             def enqueue() -> None:
                 if not context.execute_async_v3(stream.cuda_stream):
@@ -94,7 +100,7 @@ class TensorRT(Target):
         def outputs() -> list[NDArray[Any]]:
             once()
             stream.synchronize()
-            return [t.float().cpu().numpy() for name, t in tensors.items() if name in _outputs(trt, engine)]
+            return [t.float().cpu().numpy() for name, t in tensors.items() if name in _outputs(engine)]
 
         # Tensors and engine must outlive the closure: TensorRT holds plain addresses.
         once.__dict__["keep"] = (engine, context, tensors)
@@ -105,16 +111,19 @@ class TensorRT(Target):
 
         The settings are equal for TensorRT 10 and 11.
         """
+        import tensorrt as trt
+
         properties = torch.cuda.get_device_properties(torch.device(self.device))
         return {
-            "tensorrt": _module().__version__,
+            "tensorrt": trt.__version__,
             "gpu": properties.name,
             "cuda": str(torch.version.cuda),
             "builder": f"strongly typed, shared timing cache, cuda graph {self.cuda_graph}",
         }
 
-    def _build(self, artefact: bytes) -> Any:
-        trt = _module()
+    def _build(self, artefact: bytes) -> trt.IHostMemory:
+        import tensorrt as trt
+
         logger = trt.Logger(trt.Logger.WARNING)
         builder = trt.Builder(logger)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -147,22 +156,29 @@ class TensorRT(Target):
         return replay
 
 
-def _outputs(trt: Any, engine: Any) -> list[str]:
+def _outputs(engine: trt.ICudaEngine) -> list[str]:
+    import tensorrt as trt
+
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     return [n for n in names if engine.get_tensor_mode(n) != trt.TensorIOMode.INPUT]
 
 
-def _bind(trt: Any, engine: Any, context: Any, inputs: tuple[Any, ...], device: Any) -> dict[str, Any]:
+def _bind(
+    engine: trt.ICudaEngine, context: trt.IExecutionContext, inputs: tuple[torch.Tensor, ...], device: torch.device
+) -> dict[str, torch.Tensor]:
     """Return device tensors by name and give their addresses to ``context``; inputs in the order of the graph."""
+    import tensorrt as trt
+
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     wanted = [n for n in names if engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT]
     if len(wanted) != len(inputs):
         raise MeasurementError(f"The engine takes the inputs {wanted}; got {len(inputs)} inputs.")
     tensors = {name: x.to(device).contiguous() for name, x in zip(wanted, inputs, strict=True)}
-    for name in _outputs(trt, engine):
+    for name in _outputs(engine):
         # trt.nptype lacks bfloat16, which an fp32 or fp16 export does not produce.
         dtype = torch.from_numpy(np.empty(0, trt.nptype(engine.get_tensor_dtype(name)))).dtype
-        tensors[name] = torch.empty(tuple(engine.get_tensor_shape(name)), dtype=dtype, device=device)
+        shape = engine.get_tensor_shape(name)
+        tensors[name] = torch.empty([int(shape[i]) for i in range(len(shape))], dtype=dtype, device=device)
     for name, tensor in tensors.items():
         context.set_tensor_address(name, tensor.data_ptr())
     return tensors
