@@ -14,7 +14,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
 from dsa_hw.methods.baselines._limits import Limits
-from dsa_hw.methods.baselines._options import Evaluation, baseline
+from dsa_hw.methods.baselines._options import Compute, Evaluation, baseline
+from dsa_hw.methods.dsa.fisher import mask_slopes
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.inputs import as_inputs
@@ -23,22 +24,22 @@ __all__ = ["knapsack"]
 
 # Second-order corrections of the limits at one linearisation before its range is halved.
 _CORRECTIONS = 6
+# Random projections of the outputs of each batch of synthetic inputs.
+_DRAWS = 4
 
 
 @dataclass(frozen=True)
-class KnapsackOptions(Evaluation):
+class KnapsackOptions(Compute):
     """Options of the knapsack.
 
     Attributes:
-        statistics: The stored ones by default, because importance is that of the dense network as it is.
-        importance: "taylor", or "problem" for ``problem.importance``, which may not be comparable between groups.
+        batches: How many batches to take importance from, the first ones; as many as DSA ranks channels with.
         levels: Widths per group in one integer program, at most.
         rounds: Integer programs, at most.
         gap: Relative optimality gap at which the solver stops.
     """
 
-    statistics: str = "stored"
-    importance: str = "taylor"
+    batches: int = 16
     levels: int = 32
     rounds: int = 60
     gap: float = 1e-6
@@ -46,10 +47,10 @@ class KnapsackOptions(Evaluation):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.importance not in ("taylor", "problem") or self.levels < 2 or self.rounds < 1:
+        if self.batches < 1 or self.levels < 2 or self.rounds < 1:
             raise DsaError(
-                "Options of knapsack must have importance 'taylor' or 'problem', levels >= 2 and rounds >= 1; got "
-                f"{self.importance!r}, {self.levels} and {self.rounds}."
+                "Options of knapsack must have batches >= 1, levels >= 2 and rounds >= 1; got "
+                f"{self.batches}, {self.levels} and {self.rounds}."
             )
 
 
@@ -66,8 +67,11 @@ def knapsack(problem: Problem, limits: Limits, options: KnapsackOptions) -> Prop
     changes, so its solution is checked against the true costs. A better solution within the limits becomes the new p.
     If it exceeds a limit, that limit is tightened by the excess and the program is solved again. After a few times the
     range around p in which widths may be chosen is halved. The search ends when the range is empty.
+
+    Importance is `taylor_scores` unless ``problem.importance`` names another, which should be comparable between groups
+    (those by norms of weights are not: each group has mean 1).
     """
-    importance = taylor_scores(problem, options) if options.importance == "taylor" else unit_scores(problem)
+    importance = taylor_scores(problem, options) if problem.importance == "auto" else unit_scores(problem)
     program = _Program(limits, importance, options)
     position, rows = program.solve()
     widths = program.widths(position)
@@ -156,41 +160,53 @@ class _Program:
         return np.union1d(even, [present]).astype(np.int64)
 
 
-def taylor_scores(problem: Problem, options: Evaluation) -> list[Floats]:
-    """Return the mean over batches of (dL/dm_u)^2 at masks of 1, K arrays (C_k,).
+def taylor_scores(problem: Problem, options: KnapsackOptions) -> list[Floats]:
+    """Return the mean of (dL/dm_u)^2 at masks of 1, K arrays (C_k,), in the estimate that DSA ranks channels with.
 
-    That is the squared first-order change of the loss when unit u is removed. Synthetic inputs have the dense outputs
-    as targets, where the gradient is 0. There the second order is used: in the Gauss-Newton approximation it is the
-    mean square of d(v . outputs)/dm_u over random signs v.
+    That is the squared first-order change of the loss when unit u is removed, and comparable between groups. Synthetic
+    inputs have the dense outputs as targets, where the gradient is 0. There the second order is used: in the
+    Gauss-Newton approximation it is the mean square of d(v . outputs)/dm_u over random signs v.
 
     Raises:
         DsaError: The loss has no gradient by the masks.
     """
-    evaluator = Evaluator(problem, problem.model, unit_scores(problem), options)
+    how = Evaluation(options.precision, options.channels_last, options.batches, statistics="stored")
+    evaluator = Evaluator(problem, problem.model, unit_scores(problem), how)
     for parameter in evaluator.model.parameters():
         parameter.requires_grad_(False)
-    generator = torch.Generator().manual_seed(problem.seed)
-    sums = [np.zeros(size) for size in problem.groups.sizes.tolist()]
-    for inputs, target in evaluator.batches:
-        masks = [torch.ones(size, requires_grad=True) for size in problem.groups.sizes.tolist()]
-        with torch.enable_grad(), evaluator.running(masks):
-            loss = _projected(evaluator, inputs, generator) if evaluator.synthetic else evaluator.loss(inputs, target)
-            slopes = torch.autograd.grad(loss, masks, allow_unused=True)
-        for total, slope in zip(sums, slopes, strict=True):
-            if slope is not None:
-                total += slope.double().cpu().numpy() ** 2
-    if not any(total.any() for total in sums):
+    if evaluator.synthetic:
+        found = _output_slopes(problem, evaluator)
+    else:
+        batches = evaluator.batches
+        found = mask_slopes(evaluator.model, problem.groups, batches, problem.loss, precision=options.precision)
+    if not any(score.any() for score in found):
         raise DsaError(
             "The loss has no gradient at the dense network, so that all Taylor importances are 0. Its targets may be "
-            "its own outputs. Give labels, or no data at all, or options={'importance': 'problem'}."
+            "its own outputs. Give labels, or no data at all, or another importance such as importance='gamma'."
         )
-    return sums
+    return found
 
 
-def _projected(evaluator: Evaluator, inputs: Any, generator: torch.Generator) -> torch.Tensor:
-    args, kwargs = as_inputs(inputs)
+def _output_slopes(problem: Problem, evaluator: Evaluator) -> list[Floats]:
+    generator = torch.Generator().manual_seed(problem.seed)
+    sums = [np.zeros(size) for size in problem.groups.sizes.tolist()]
+    for inputs, _ in evaluator.batches:
+        masks = [torch.ones(size, requires_grad=True) for size in problem.groups.sizes.tolist()]
+        with torch.enable_grad(), evaluator.running(masks):
+            args, kwargs = as_inputs(inputs)
+            outputs = evaluator.model(*args, **kwargs)
+            for _ in range(_DRAWS):
+                projected = _projected(outputs, generator)
+                slopes = torch.autograd.grad(projected, masks, retain_graph=True, allow_unused=True)
+                for total, slope in zip(sums, slopes, strict=True):
+                    if slope is not None:
+                        total += slope.double().cpu().numpy() ** 2
+    return [total / (_DRAWS * len(evaluator.batches)) for total in sums]
+
+
+def _projected(outputs: Any, generator: torch.Generator) -> torch.Tensor:
     parts = []
-    for y in torch.utils._pytree.tree_leaves(evaluator.model(*args, **kwargs)):
+    for y in torch.utils._pytree.tree_leaves(outputs):
         if isinstance(y, torch.Tensor) and y.is_floating_point():
             signs = torch.randint(0, 2, y.shape, generator=generator) * 2 - 1
             scale = y.detach().float().std(correction=0).clamp(min=torch.finfo(torch.float32).tiny)

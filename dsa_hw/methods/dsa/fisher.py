@@ -23,7 +23,7 @@ from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import Loss, autocast, checked_loss
 from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["fisher"]
+__all__ = ["fisher", "mask_slopes"]
 
 _log = logging.getLogger(__name__)
 # Examples per gradient. The gradient of a large batch averages the differences between examples away.
@@ -45,6 +45,19 @@ def fisher(
         loss: ``loss(outputs, targets)``, a scalar.
         precision: "fp32", "bf16" or "fp16".
     """
+    found = mask_slopes(model, groups, batches, loss, precision=precision)
+    without = [name for name, score in zip(groups.names, found, strict=True) if not score.any()]
+    if not without:
+        return found
+    _log.warning("The loss has no gradient by the masks of %s. Their units are ranked by |gamma|.", ", ".join(without))
+    fallback = scores(model, groups, "gamma")
+    return [score if score.any() else other for score, other in zip(found, fallback, strict=True)]
+
+
+def mask_slopes(
+    model: nn.Module, groups: ChannelGroups, batches: Iterable[Any], loss: Loss, *, precision: str = "fp32"
+) -> list[NDArray[np.float64]]:
+    """Return the mean of (dL/dm_u)^2 as it is, K arrays (C_k,), comparable between groups; arguments as in `fisher`."""
     sizes, device = groups.sizes.tolist(), device_of(model)
     sums, count = [np.zeros(size) for size in sizes], 0
     with evaluating(model):
@@ -57,12 +70,7 @@ def fisher(
                     if slope is not None:
                         total += slope.double().cpu().numpy() ** 2
                 count += 1
-    without = [name for name, total in zip(groups.names, sums, strict=True) if not total.any()]
-    if not without:
-        return [total / count for total in sums]
-    _log.warning("The loss has no gradient by the masks of %s. Their units are ranked by |gamma|.", ", ".join(without))
-    fallback = scores(model, groups, "gamma")
-    return [total / count if total.any() else other for total, other in zip(sums, fallback, strict=True)]
+    return [total / count for total in sums]
 
 
 def _parts(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:

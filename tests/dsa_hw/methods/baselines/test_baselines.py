@@ -130,7 +130,9 @@ def test_group_without_effect_is_pruned_most(dead_branch: Network, name: str, gu
         more["val"] = [(inputs, target.argmax(1) if labels else target)]
         more["loss"] = nn.functional.cross_entropy if labels else nn.functional.mse_loss
     options: dict[str, Any] = {"annealing": {"steps": 150}}.get(name, {})
-    problem = problem_of(dead_branch, share=0.6, options={**options, "statistics": "stored"}, **more)
+    if name != "knapsack":  # whose importance is always that of the dense network as it is
+        options["statistics"] = "stored"
+    problem = problem_of(dead_branch, share=0.6, options=options, **more)
     dead = next(k for k, m in enumerate(groups.members) if "dead.0" in m)
     live = next(k for k, m in enumerate(groups.members) if "live.0" in m)
     proposal, plain = solve(problem, name), baselines.uniform(dataclasses.replace(problem, options={}))
@@ -148,9 +150,10 @@ def test_unusable_data_is_refused_with_the_reason(network: Network, name: str) -
         solve(problem_of(network, name, val=[]), name)
     with pytest.raises(DsaError, match="nothing to evaluate on"):
         solve(problem_of(network, name, example_inputs=()), name)
-    one = [(torch.randn(1, 3, 1, 1), torch.tensor([0]))]
-    with pytest.raises(DsaError, match="larger batches"):
-        solve(problem_of(network, name, val=one, options={"statistics": "batch"}), name)
+    if name != "knapsack":
+        one = [(torch.randn(1, 3, 1, 1), torch.tensor([0]))]
+        with pytest.raises(DsaError, match="larger batches"):
+            solve(problem_of(network, name, val=one, options={"statistics": "batch"}), name)
     bad = [(torch.randn(2, 3, 8, 8), torch.tensor([0, 9]))]
     with pytest.raises(DsaError, match="classes"):
         solve(problem_of(network, name, val=bad), name)

@@ -1,8 +1,7 @@
-"""Knapsack: against enumeration of all configurations; Taylor importance against finite differences."""
+"""Knapsack: against enumeration of all configurations; its importance is the Fisher estimate of DSA."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -13,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dsa_hw.channels import masked
 from dsa_hw.errors import DsaError, InfeasibleBudgetError
 from dsa_hw.methods.baselines import knapsack
 from dsa_hw.methods.baselines._limits import Limits
-from dsa_hw.methods.baselines._options import Evaluation
 from dsa_hw.methods.baselines.knapsack import KnapsackOptions, _Program, taylor_scores
 from dsa_hw.methods.costs import CostSet
+from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.problem import Problem
 from tests.fakes.problems import Network, loader, problem_of, used
 
@@ -86,23 +84,23 @@ def test_solution_is_near_optimal_for_coupled_costs() -> None:
     assert ratios.mean() > 0.99
 
 
-def test_taylor_scores_are_squared_mask_gradients(network: Network) -> None:
+def test_taylor_scores_are_the_fisher_scores_that_dsa_ranks_with(network: Network) -> None:
     model, groups, _ = network
-    val = list(loader(32))
-    scores = taylor_scores(problem_of(network, val=val), Evaluation(statistics="stored"))
-    k = int(np.argmax([s.max() for s in scores]))
-    unit, step = int(scores[k].argmax()), 1e-3
-    slopes = []
-    for x, y in val:
-        ends = []
-        for sign in (1.0, -1.0):
-            masks = [torch.ones(c, dtype=torch.float64) for c in groups.sizes.tolist()]
-            masks[k][unit] += sign * step
-            twin = copy.deepcopy(model).double()
-            with torch.no_grad(), masked(twin, groups, masks):
-                ends.append(float(nn.functional.cross_entropy(twin(x.double()), y)))
-        slopes.append((ends[0] - ends[1]) / (2 * step))
-    assert scores[k][unit] == pytest.approx(np.square(slopes).sum(), rel=1e-2)
+    val = list(loader(512, 32, shuffle=False))
+    scores = taylor_scores(problem_of(network, val=val), KnapsackOptions())
+    for one, other in zip(scores, fisher(model, groups, val, nn.functional.cross_entropy), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_importance_of_the_problem_is_used(network: Network) -> None:
+    groups = network[1]
+    wanted = [np.full(size, 1.0 if k else 1e6) for k, size in enumerate(groups.sizes)]
+    problem = problem_of(network, share=0.5, importance=lambda *_: wanted)
+    proposal = knapsack(problem)
+    assert proposal.importance is not None
+    np.testing.assert_array_equal(proposal.importance[0], wanted[0])
+    assert proposal.alpha[0] == 1.0
+    assert used(problem, proposal.alpha)[0] <= 1.0
 
 
 def test_loss_without_gradient_is_refused_for_taylor_importance(dead_branch: Network) -> None:
@@ -111,5 +109,5 @@ def test_loss_without_gradient_is_refused_for_taylor_importance(dead_branch: Net
         val = [(x, model(x))]
     with pytest.raises(DsaError, match="no gradient"):
         knapsack(problem_of(dead_branch, val=val, loss=nn.functional.mse_loss))
-    other = problem_of(dead_branch, val=val, loss=nn.functional.mse_loss, options={"importance": "problem"})
+    other = problem_of(dead_branch, val=val, loss=nn.functional.mse_loss, importance="l1")
     assert used(other, knapsack(other).alpha)[0] <= 1.0
