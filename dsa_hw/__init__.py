@@ -40,6 +40,7 @@ _HOMES = {
     "Recipe": "dsa_hw.methods.dsa.recipe",
     "RefinementOptions": "dsa_hw.pipeline.options",
     "StoreError": "dsa_hw.errors",
+    "Teacher": "dsa_hw.training.teachers",
     "TraceError": "dsa_hw.errors",
     "Trainer": "dsa_hw.methods.dsa.trainer",
     "TrainingError": "dsa_hw.errors",
@@ -50,6 +51,7 @@ _HOMES = {
     "apply_plan": "dsa_hw.channels.plan",
     "compare": "dsa_hw.experiments.compare",
     "find_groups": "dsa_hw.channels",
+    "finetune": "dsa_hw.training.finetune",
     "fit": "budgets",
     "load_cost_model": "budgets",
     "masked": "dsa_hw.channels",
@@ -93,6 +95,7 @@ __all__ = [
     "Recipe",
     "RefinementOptions",
     "StoreError",
+    "Teacher",
     "TraceError",
     "Trainer",
     "TrainingError",
@@ -103,6 +106,7 @@ __all__ = [
     "apply_plan",
     "compare",
     "find_groups",
+    "finetune",
     "fit",
     "load_cost_model",
     "load_profile",
@@ -161,7 +165,9 @@ if TYPE_CHECKING:
     from dsa_hw.pipeline.result import Allocation
     from dsa_hw.pipeline.verification import Verification, verify
     from dsa_hw.profiles import Profile
+    from dsa_hw.training.finetune import finetune
     from dsa_hw.training.recovery import recover
+    from dsa_hw.training.teachers import Teacher
     from profilers import MeasuringRules, load_profile, measure, profile
 
 

@@ -17,7 +17,7 @@ from dsa_hw.errors import WidthError
 from dsa_hw.utils.arrays import Bools, Ints
 from dsa_hw.utils.modules import copy_module
 
-__all__ = ["first_difference", "shrink", "shrink_to"]
+__all__ = ["first_difference", "narrow", "shrink", "shrink_to"]
 
 
 def shrink(
@@ -88,7 +88,7 @@ def shrink_to(
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         if id(tensor) in memo or name not in slices:
             continue
-        memo[id(tensor)] = _like(tensor, _narrow(tensor.detach().to(device=device), slices[name]))
+        memo[id(tensor)] = _like(tensor, narrow(tensor.detach().to(device=device), slices[name]))
     if device is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
             memo.setdefault(id(tensor), _like(tensor, tensor.detach().to(device=device)))
@@ -101,7 +101,8 @@ def shrink_to(
     return small
 
 
-def _narrow(tensor: Tensor, cuts: Mapping[int, Ints]) -> Tensor:
+def narrow(tensor: Tensor, cuts: Mapping[int, Ints]) -> Tensor:
+    """Return the kept indices of a tensor; ``cuts`` is an entry of `ChannelGroups.slices`."""
     for dim, indices in cuts.items():
         tensor = tensor.index_select(dim, torch.from_numpy(indices).to(tensor.device))
     return tensor.contiguous()

@@ -78,7 +78,13 @@ def add(subparsers: Any) -> None:
         "--recovery", choices=("none", "refit", "distil"), default="refit",
         help="refit the weights that remain to the dense network's outputs; distil also trains them on these outputs",
     )  # fmt: skip
-    option("--finetune", type=amount, default=0.0, metavar="EPOCHS", help="epochs of fine-tuning the pruned network")
+    option(
+        "--finetune",
+        type=amount,
+        default=0.0,
+        metavar="EPOCHS",
+        help="epochs of fine-tuning the pruned network, with the dense one as its teacher",
+    )
     option("--out", type=Path, default=Path("allocation"), metavar="DIR", help="folder of the results")
     add_search(parser, "profile store (.sqlite) or fitted cost model (.json) to use instead of measuring")
     option("--force", action="store_true", help="use a cost model of another network, target or runtime version")
@@ -141,7 +147,7 @@ def _assessed(
     result = result.assess(model, data.test, source="test data")
     found = {"dense": result.quality.dense, "pruned": result.quality.value}
     if args.finetune:
-        finetune(result.model, data.train, args.finetune, progress=not args.json)
+        finetune(result.model, data.train, args.finetune, teacher=model, progress=not args.json)
         result = result.assess(model, data.test, source="test data")
         found["fine-tuned"] = result.quality.value
     result.save(args.out)

@@ -272,7 +272,7 @@ class _ComparisonRun:
         if epochs:
             train(
                 small, self.data.train, epochs, s.finetune_lr, s, progress=self.progress, title=f"fine-tuning {id}",
-                folder=self.folder.unfinished(id, f"fine-tuning {found.widths.tolist()}"),
+                folder=self.folder.unfinished(id, f"fine-tuning {found.widths.tolist()}"), teacher=self.dense,
             )  # fmt: skip
         correct = correct_predictions(small, self.data.test)
         self.folder.keep(id, small, correct=torch.from_numpy(correct))

@@ -129,6 +129,7 @@ def train(
     progress: bool,
     title: str,
     folder: Path | None = None,
+    teacher: nn.Module | None = None,
 ) -> None:
     """Train in place; the same call gives the same network.
 
@@ -141,10 +142,14 @@ def train(
         progress: Whether to show a progress bar.
         title: Its title.
         folder: Where an interrupted training continues; None starts again.
+        teacher: The dense network, for a pruned one.
     """
     rewind(loader)
     torch.manual_seed(settings.seed)
-    finetune(model, loader, epochs, lr=lr, precision=settings.precision, progress=progress, title=title, folder=folder)
+    finetune(
+        model, loader, epochs, lr=lr, teacher=teacher, precision=settings.precision, progress=progress, title=title,
+        folder=folder,
+    )  # fmt: skip
     model.eval()
 
 

@@ -219,8 +219,9 @@ class _SweepRun:
             if s.finetune_epochs:
                 title = f"fine-tuning at {id}"
                 train(
-                    result.model, data.train, s.finetune_epochs, s.finetune_lr, s, progress=self.progress, title=title
-                )
+                    result.model, data.train, s.finetune_epochs, s.finetune_lr, s, progress=self.progress, title=title,
+                    teacher=self.dense,
+                )  # fmt: skip
             result = result.assess(self.dense, data.test, source="test data")
             score = result.quality.value.value if result.quality.value else math.nan
         adapted = result.proposal.model if result.proposal is not None else warm

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsa_hw.errors import TrainingError
 from dsa_hw.utils.text import one_line
 
-__all__ = ["Loss", "autocast", "checked_loss"]
+__all__ = ["Loss", "autocast", "checked_loss", "checked_value", "outputs_of"]
 
 Loss = Callable[[Any, Any], Tensor]
 """``loss(outputs, targets)``, a scalar."""
@@ -50,7 +50,16 @@ def checked_loss(model: nn.Module, batch: tuple[Any, Any], loss: Loss) -> Tensor
         TrainingError: The loss cannot be computed, is not a scalar or is not finite, or a label is not a class.
     """
     inputs, targets = batch
-    outputs = model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    return checked_value(outputs_of(model, inputs), targets, loss)
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Any:
+    """Run a network; inputs that are a tuple or list are its positional arguments."""
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def checked_value(outputs: Any, targets: Any, loss: Loss) -> Tensor:
+    """Compute the loss of outputs, a scalar tensor; see `checked_loss`."""
     if loss is nn.functional.cross_entropy:
         outputs = _checked_logits(outputs, targets)
     try:

@@ -1,8 +1,9 @@
 """Training with DSA: warm-up, allocation together with training, pruning, training of the pruned network.
 
-One learning-rate schedule runs over all stages. The folder gets ``log.csv`` (a row per epoch), ``allocation.csv`` (a
-row per step of the keep ratios) and ``checkpoint.pt`` (tensors and numbers only, read with ``weights_only=True``).
-Under ``torchrun`` every rank builds the same trainer and the first one writes.
+One learning-rate schedule runs over all stages, and momentum goes through the cut with the channels that are kept. The
+folder gets ``log.csv`` (a row per epoch), ``allocation.csv`` (a row per step of the keep ratios) and ``checkpoint.pt``
+(tensors and numbers only, read with ``weights_only=True``). Under ``torchrun`` every rank builds the same trainer and
+the first one writes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tqdm import tqdm
 
 from budgets.budget import Budget
 from dsa_hw.channels import ChannelGroups, shrink
+from dsa_hw.channels.surgery import narrow
 from dsa_hw.errors import MissingDependencyError, TrainingError
 from dsa_hw.methods.checkpoint import probed_costs
 from dsa_hw.methods.costs import Cost, CostSet
@@ -33,9 +35,10 @@ from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.training.finetune import defer_interrupt, interruption, one_cycle, trainable_parameters
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
-from dsa_hw.training.losses import Loss, autocast, checked_loss
+from dsa_hw.training.losses import Loss, autocast
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.training.origins import Origin, read_state, write_state
+from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of
@@ -93,6 +96,7 @@ class Trainer:
         finetune: Iterable[Any] | None = None,
         test: Iterable[Any] | None = None,
         loss: Loss = nn.functional.cross_entropy,
+        teacher: nn.Module | Teacher | None = None,
         grid: Ints | None = None,
         folder: str | os.PathLike[str] | None = None,
         tensorboard: bool = False,
@@ -113,6 +117,8 @@ class Trainer:
                 data for the keep ratios, and trains on all of it once these are decided (``Data.whole``).
             test: Loader to report the accuracy on after every epoch.
             loss: ``loss(outputs, targets)``, a scalar.
+            teacher: A trained network, for example a copy of ``model``, whose outputs the weights learn in every stage
+                beside the targets; or a `Teacher` with settings. None in a training from scratch.
             grid: Step of the widths (K,).
             folder: Where to write the log and checkpoints. Ctrl-C finishes the present step and saves; the same lines
                 continue and give the same result. Other initial weights, data, budgets or settings are refused.
@@ -128,7 +134,7 @@ class Trainer:
         trainable_parameters(model)
         check_finite_weights(model, "the network", TrainingError)
         self.recipe, self.loss, self.grid, self.test = recipe, loss, grid, test
-        self.groups = groups
+        self.groups, self.teacher = groups, as_teacher(teacher)
         self.train, self.val = RepeatingLoader(train, "train"), RepeatingLoader(val, "val")
         self.last = self.train if finetune is None else RepeatingLoader(finetune, "finetune")
         self.epoch_steps, self.last_epoch_steps = length_of(train), length_of(self.last.loader)
@@ -210,7 +216,7 @@ class Trainer:
         allocating = self.warm_up_end <= self.step < self.allocation_end
         with self.allocator.masks() if allocating else contextlib.nullcontext(), autocast(recipe.precision, device):
             source = self.train if self.step < self.allocation_end else self.last
-            value = checked_loss(self._network, on_device(next(source), device), self.loss)
+            value = taught_loss(self._network, on_device(next(source), device), self.loss, self.teacher)
         self._optimiser.zero_grad(set_to_none=True)
         value.backward()
         self._optimiser.step()
@@ -239,8 +245,14 @@ class Trainer:
 
     def _prune(self) -> None:
         found = self._realise()
+        dense, before = self._plain, self._optimiser
         self.kept = found.kept
         self._network, self._optimiser = self._prepared(found.model)
+        slices = self.groups.slices(found.kept)
+        cuts = {old: slices[name] for name, old in dense.named_parameters(remove_duplicate=False) if name in slices}
+        for old, new in zip(dense.parameters(), found.model.parameters(), strict=True):
+            if (momentum := before.state.get(old, {}).get("momentum_buffer")) is not None:
+                self._optimiser.state[new]["momentum_buffer"] = narrow(momentum, cuts.get(old, {}))
 
     @property
     def _first(self) -> bool:
@@ -342,6 +354,7 @@ class Trainer:
                 **settings,
                 **loaders,
                 "loss": self.loss,
+                **({} if self.teacher is None else {"teacher": self.teacher.ingredients()}),
                 "weights": dict(self.dense.state_dict()),
             }
             return Origin.of(ingredients, probed_costs(self.allocator.costs))

@@ -17,8 +17,9 @@ from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.dsa.trainer import Trainer
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.metrics import accuracy
+from dsa_hw.training.teachers import Teacher
 from tests.fakes.loaders import Counting, Interrupting
-from tests.fakes.networks import Small, batches, with_flops
+from tests.fakes.networks import Small, batches, trained, with_flops
 
 SHORT = Recipe(warm_up=0.5, allocation=4, finetune=1.5, lr=0.05, weight_steps=2)
 # The paper's in all but its length.
@@ -210,3 +211,40 @@ def test_a_network_with_bad_weights_is_not_trained(bad: float) -> None:
     model.useful.weight.data.view(-1)[0] = bad
     with pytest.raises(TrainingError, match=r"useful\.weight of the network has"):
         trainer(model)
+
+
+def test_momentum_goes_through_the_cut_with_the_kept_channels() -> None:
+    torch.manual_seed(0)
+    one = trainer(Small())
+    while one.step < one.allocation_end:
+        one.advance()
+    before = {name: one._optimiser.state[p]["momentum_buffer"] for name, p in one._plain.named_parameters()}
+    one._prune()
+    assert one.kept is not None
+    slices = one.groups.slices(one.kept)
+    assert any(len(units) < size for units, size in zip(one.kept, one.groups.sizes, strict=True))
+    for name, parameter in one._plain.named_parameters():
+        expected = before[name]
+        for axis, units in slices.get(name, {}).items():
+            expected = expected.index_select(axis, torch.from_numpy(units))
+        found = one._optimiser.state[parameter]["momentum_buffer"]
+        assert found.shape == parameter.shape
+        assert torch.equal(found, expected), name
+        assert found.abs().sum() > 0
+
+
+def test_weights_learn_from_a_teacher(tmp_path: Path) -> None:
+    """All targets are wrong; what is learnt comes from the teacher."""
+    dense = trained()
+    wrong = [(x, (y + 1) % 4) for x, y in batches(8)]
+
+    def result(**options: Any) -> float:
+        torch.manual_seed(0)
+        return accuracy(trainer(Small(), train=wrong, **options).run().model, batches(2, seed=9))
+
+    assert result() < 0.4 < 0.6 < result(teacher=Teacher(dense, weight=1.0))
+    torch.manual_seed(0)
+    trainer(Small(), teacher=dense, folder=tmp_path).run()
+    torch.manual_seed(0)
+    with pytest.raises(TrainingError, match="teacher="):
+        trainer(Small(), folder=tmp_path)
