@@ -30,12 +30,17 @@ _EXAMPLES = """Examples:
   dsa-hw doctor --target tensorrt/cuda
   dsa-hw doctor --json > doctor.json
 
+A target of --target is also tried: a small network is measured on it for
+some seconds. The last line has everything that an issue about it needs.
+
 Exit codes: 0 done, 2 a target of --target cannot be used, or other packages
 hide budgets or profilers.
 
 --json prints an object with dsa_hw, python, platform, cores, packages,
-own_packages, targets.
+own_packages, targets, trials.
 """
+_NETWORK = "resnet8"  # small enough for any board
+_TRIAL_SECONDS = 10.0
 
 
 def add(subparsers: Any) -> None:
@@ -53,7 +58,8 @@ def add(subparsers: Any) -> None:
         "--target",
         action="append",
         metavar="RUNTIME/DEVICE",
-        help="check this target only; may be repeated (default: all that are known)",
+        help="check this target only, and measure a small network on it; may be repeated (default: check all that are "
+        "known)",
     )
     add_json(parser)
 
@@ -63,10 +69,16 @@ def run(args: argparse.Namespace) -> int:
     packages = {name: _version(name) for name in _PACKAGES}
     ours = {name: why_hidden(name) for name in OWN}
     targets = {name: _refusal(name) for name in args.target or _TARGETS}
+    trials: dict[str, str] = {}
+    for name in args.target or ():
+        if targets[name] is None:
+            targets[name], trials[name] = _trial(name)
     if args.json:
-        print(json.dumps(_as_json(packages, ours, targets), indent=1))
+        print(json.dumps(_as_json(packages, ours, targets) | {"trials": trials}, indent=1))
     else:
         print(_as_text(packages, ours, targets))
+        for name in args.target or ():
+            print(f"\nFor an issue: {_summary(name, targets[name], trials.get(name, ''))}")
     failed = any(ours.values()) or (bool(args.target) and any(targets.values()))
     return DsaError.exit_code if failed else 0
 
@@ -107,6 +119,25 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _trial(target: str) -> tuple[str | None, str]:
+    """Measure a small network on a target; return why that failed, or None, and what came out."""
+    from dsa_hw.zoo.models import load_model
+
+    model, inputs = load_model(_NETWORK)
+    try:
+        found = dsa_hw.measure(model, inputs, target, name=_NETWORK, time_limit=_TRIAL_SECONDS)
+    except Exception as error:  # whatever a driver or a runtime raises: the user is told, and exit code 2
+        return one_line(f"{type(error).__name__}: {error}"), ""
+    about = ", ".join(f"{key} {value}" for key, value in sorted(found.environment.items()))
+    return None, one_line(f"{repr(found).splitlines()[0]}; {about}", 2000)
+
+
+def _summary(target: str, refusal: str | None, trial: str) -> str:
+    """Return one line with everything that an issue about a target needs."""
+    where = f"dsa_hw {dsa_hw.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    return f"{where}; {trial}" if refusal is None else f"{where}; {target} not usable: {refusal}"
 
 
 def _refusal(target: str) -> str | None:

@@ -259,6 +259,22 @@ def test_tensorrt_builds_are_strongly_typed_and_share_a_timing_cache(monkeypatch
         target._build(b"something else")  # type: ignore[attr-defined]
 
 
+def test_onnxruntime_never_falls_back_to_the_cpu_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnxruntime-gpu does on a machine without CUDA's libraries: it has the provider, and the session has not."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Session:
+        def __init__(self, content: bytes, options: object, providers: list[object]) -> None:
+            assert providers == [("CUDAExecutionProvider", {"device_id": "1"})]
+
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    with pytest.raises(MeasurementError, match="fell back from CUDAExecutionProvider to CPUExecutionProvider"):
+        base._find("onnxruntime")("cuda:1").load(b"onnx", ())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 def test_tensorrt_without_a_gpu_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runtime crashes the process there, so the GPU is asked for first."""
