@@ -23,6 +23,7 @@ _HOMES = {
     "Tables": "profilers.storage.tables",
     "Target": "profilers.targets",
     "compare_measurements": "profilers.measuring.comparison",
+    "int8_sensitivity": "profilers.profiling.sensitivity",
     "load_profile": "profilers.storage.tables",
     "load_tables": "profilers.storage.tables",
     "measure": "profilers.profiling.api",
@@ -41,6 +42,7 @@ __all__ = [
     "Tables",
     "Target",
     "compare_measurements",
+    "int8_sensitivity",
     "load_profile",
     "load_tables",
     "measure",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from profilers.measuring.rules import MeasuringRules
     from profilers.profiling.api import SelfCheck, measure, profile, self_check
     from profilers.profiling.events import Event
+    from profilers.profiling.sensitivity import int8_sensitivity
     from profilers.storage.tables import Tables, load_profile, load_tables
     from profilers.targets import Target, register, resolve
 

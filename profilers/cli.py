@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
         default="auto",
         help="auto, torch, compile, onnxruntime, openvino, tensorrt or litert (default: %(default)s)",
     )
-    add("--precision", default="fp32", choices=("fp32", "fp16"), help="number format (default: %(default)s)")
+    add("--precision", default="fp32", help="fp32, fp16, int8, or int8-SCHEME as in a report (default: %(default)s)")
     add("--threads", type=positive_integer, default=1, help="CPU threads of one run (default: %(default)s)")
     add(
         "--samples",

@@ -49,7 +49,9 @@ _Name = Annotated[str, Field(max_length=1000)]
 # Files that this project writes beside a plan. A plan cannot name any other.
 _File = Annotated[
     str,
-    Field(pattern=r"^(model\.safetensors|model\.onnx|(widths|rounds|history)\.csv|cost_model(-[2-9])?\.json)$"),
+    Field(
+        pattern=r"^(model\.safetensors|model(\.int8)?\.onnx|(widths|rounds|history)\.csv|cost_model(-[2-9])?\.json)$"
+    ),
 ]
 
 

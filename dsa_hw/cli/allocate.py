@@ -22,6 +22,7 @@ from dsa_hw.cli.options import (
     load_dense,
     profile_options,
     refinement_options,
+    target_of,
     warn_of_random_weights,
 )
 from dsa_hw.errors import ModelError
@@ -43,9 +44,12 @@ _EXAMPLES = """Examples:
       --budget flops=80% --epochs 4 --out small/
   dsa-hw allocate --model resnet18 --budget latency=12ms \\
       --profile profile.sqlite --confidence 0.95
+  dsa-hw allocate --model resnet20 --data cifar10 --weights resnet20.pt \\
+      --budget latency=0.3ms --precision int8
 
 OUT gets plan.json (with the certificate), model.safetensors (weights),
-widths.csv, cost_model.json and the measurements. After an interruption the same command continues. Exit
+widths.csv, cost_model.json and the measurements; with --precision int8 also
+model.int8.onnx. After an interruption the same command continues. Exit
 codes: 0 every budget is met, 2 invalid input, 3 a budget cannot be met or is
 not met, 4 the measurement is less precise than --require, or inconclusive.
 
@@ -104,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         example_inputs=inputs,
         train=data.train if data else None,
         val=data.val if data else None,
-        target=args.target,
+        target=target_of(args),
         method=args.method,
         recovery=args.recovery,
         options={} if args.epochs is None else {"epochs": args.epochs},
@@ -144,11 +148,11 @@ def _assessed(
     """Fine-tune if asked to, and save the result with its quality on the test images; return test accuracies too."""
     from dsa_hw.training.finetune import finetune
 
-    result = result.assess(model, data.test, source="test data")
+    result = result.assess(model, data.test, source="test data", calibration=data.train)
     found = {"dense": result.quality.dense, "pruned": result.quality.value}
     if args.finetune:
         finetune(result.model, data.train, args.finetune, teacher=model, progress=not args.json)
-        result = result.assess(model, data.test, source="test data")
+        result = result.assess(model, data.test, source="test data", calibration=data.train)
         found["fine-tuned"] = result.quality.value
     result.save(args.out)
     return result, {name: interval.value for name, interval in found.items() if interval is not None}

@@ -22,6 +22,7 @@ from dsa_hw.cli.options import (
     refinement_options,
     settings_of,
     step_listener,
+    target_of,
     warn_of_random_weights,
 )
 
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         model,
         data,
         budgets,
-        target=args.target,
+        target=target_of(args),
         methods=args.methods,
         settings=settings,
         profiling=profile_options(args),

@@ -1,4 +1,4 @@
-"""``dsa-hw export``: write the pruned network of a plan as ONNX."""
+"""``dsa-hw export``: write the pruned network of a plan as ONNX or OpenVINO IR, in fp32 or int8."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_json, add_model, model_and_inputs
+from dsa_hw.cli.options import add_command, add_data, add_json, add_model, model_and_inputs
 from dsa_hw.errors import PlanError
-from dsa_hw.utils.files import locked, refuse_overwriting
+from dsa_hw.utils.files import locked, refuse_overwriting, write_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["add", "run"]
 
@@ -20,8 +23,15 @@ _EXAMPLES = """Examples:
   dsa-hw export small/plan.json --model resnet18
   dsa-hw export small/plan.json --model resnet18 --weights tuned.pt \\
       --retrained --out tuned.onnx
+  dsa-hw export small/plan.json --model resnet20 --precision int8
+  dsa-hw export small/plan.json --model resnet20 --precision int8 \\
+      --format openvino --out small/model.xml
 
-The SHA-256 of a model.onnx beside the plan is written to the plan.
+--precision int8 uses the calibration in the certificate of the plan, or
+calibrates again on --data, which retrained weights need.
+
+The SHA-256 of a model.onnx or model.int8.onnx beside the plan is written to
+the plan.
 
 --json prints an object with out, bytes, parameters.
 """
@@ -33,8 +43,9 @@ def add(subparsers: Any) -> None:
         subparsers,
         "export",
         run,
-        summary="write the pruned network of a plan as ONNX",
-        description="Write the pruned network of a plan as one ONNX file.",
+        summary="write the pruned network of a plan as ONNX or OpenVINO IR",
+        description="Write the pruned network of a plan as one ONNX file, or as OpenVINO IR (.xml and .bin), in fp32 "
+        "or int8.",
         examples=_EXAMPLES,
     )
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
@@ -43,22 +54,31 @@ def add(subparsers: Any) -> None:
         "--retrained", action="store_true", help="accept weights that were trained further after the plan was saved"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="ONNX", help="the file to write (default: model.onnx beside the plan)"
-    )
+        "--precision", default="fp32", metavar="NAME",
+        help="fp32; int8, in the scheme of the plan; or int8-SCHEME, for example int8-u8 (default: fp32)",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=("onnx", "openvino"), default="onnx", help="kind of file")
+    add_data(parser, "digits or cifar10, to calibrate int8 on again (default: the calibration in the plan)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the file to write (default: model.onnx or model.int8.onnx beside the "
+        "plan; .xml for OpenVINO)",
+    )  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the pruned network, export it, and print the path."""
-    from dsa_hw.pipeline.result import ONNX, check_files, file_digest, write_onnx
+    from dsa_hw.pipeline.result import INT8_ONNX, ONNX, check_files, file_digest, onnx_bytes
     from dsa_hw.pipeline.verification import plan_inputs, pruned_network, weights_beside
     from dsa_hw.utils.modules import check_finite_outputs, check_finite_weights
 
     folder = args.plan.parent
-    out = args.out or folder / ONNX
+    is_int8 = args.precision != "fp32"
+    name = INT8_ONNX if is_int8 else ONNX
+    out = args.out or (folder / name).with_suffix(".xml" if args.format == "openvino" else ".onnx")
     plan = dsa_hw.Plan.load(args.plan)
-    # The old model.onnx is replaced, whatever became of it.
-    check_files(replace(plan, files={name: sha for name, sha in plan.files.items() if name != ONNX}), folder)
+    # The old file is replaced, whatever became of it.
+    check_files(replace(plan, files={file: sha for file, sha in plan.files.items() if file != name}), folder)
     weights = args.weights or weights_beside(plan, folder)
     refuse_overwriting(out, args.plan, weights)
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
@@ -69,27 +89,55 @@ def run(args: argparse.Namespace) -> int:
         plan.check_network(small, inputs, str(weights))
     check_finite_weights(small, "the pruned network")
     check_finite_outputs(small, inputs, "the pruned network")
-    path = write_onnx(small, inputs, out)
-    if path.resolve() == (folder / ONNX).resolve():
-        _record(args.plan, file_digest(path) if is_saved else None)
-    parameters, size = sum(p.numel() for p in small.parameters()), path.stat().st_size
+    content = _int8(args, plan, small, inputs, is_saved) if is_int8 else onnx_bytes(small, inputs)
+    if args.format == "openvino":
+        from profilers.targets.openvino import write_ir
+
+        size = write_ir(content, out)
+    else:
+        write_bytes(out, content)
+        size = len(content)
+        if out.resolve() == (folder / name).resolve():
+            _record(args.plan, name, file_digest(out) if is_saved and not args.data else None)
+    parameters = sum(p.numel() for p in small.parameters())
     if weights is None:
         print("The weights are random (no --weights).", file=sys.stderr)
     if args.json:
-        print(json.dumps({"out": str(path), "bytes": size, "parameters": parameters}))
+        print(json.dumps({"out": str(out), "bytes": size, "parameters": parameters}))
     else:
-        print(f"saved: {path}, {parameters / 1e6:.3f} M parameters, {size / 2**20:.2f} MiB")
+        print(f"saved: {out}, {parameters / 1e6:.3f} M parameters, {size / 2**20:.2f} MiB")
     return 0
 
 
-def _record(path: Path, digest: str | None) -> None:
-    """Write the hash of model.onnx to the plan; None removes it, for a network that is not the plan's."""
-    from dsa_hw.pipeline.result import ONNX
+def _int8(
+    args: argparse.Namespace, plan: dsa_hw.Plan, small: nn.Module, inputs: tuple[Any, ...], is_saved: bool
+) -> bytes:
+    """Return the quantised network, calibrated as in the plan or on ``--data``."""
+    from dsa_hw.pipeline.quantised import calibration_inputs, quantised_for
+    from dsa_hw.zoo.data import load_data
+    from profilers.networks.quantised import quantise_network
+    from profilers.targets import resolve
 
+    calibrations = dsa_hw.Certificate.from_dict(plan.certificate).int8
+    precision = args.precision
+    if precision == "int8" and calibrations:
+        precision = calibrations[0].precision
+    target = resolve("openvino/cpu" if args.format == "openvino" else "onnxruntime/cpu", precision=precision)
+    if args.data:
+        data = load_data(args.data, args.data_path)
+        found = calibration_inputs(small, inputs, [("training data", data.train)], 0)
+        return quantise_network(small, inputs, target, batches=[found.inputs]).content
+    if not is_saved:
+        raise PlanError("The calibration in the plan is of the weights that it was saved with. Give --data.")
+    return quantised_for(small, inputs, target, calibrations).content
+
+
+def _record(path: Path, name: str, digest: str | None) -> None:
+    """Write the hash of a file to the plan; None removes it, for a network that is not the plan's."""
     with locked(path, PlanError):
         plan = dsa_hw.Plan.load(path)
-        files = {name: sha for name, sha in plan.files.items() if name != ONNX}
+        files = {file: sha for file, sha in plan.files.items() if file != name}
         if digest is not None:
-            files[ONNX] = digest
+            files[name] = digest
         if files != plan.files:
             replace(plan, files=files).save(path)

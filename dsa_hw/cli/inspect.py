@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import budgets
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_json, add_model, model_and_inputs
+from dsa_hw.cli.options import add_command, add_data, add_json, add_model, load_dense
 from dsa_hw.utils.files import write_figure
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from dsa_hw import ChannelGroups
+    from dsa_hw.zoo.data import Data
 
 __all__ = ["add", "groups_text", "run"]
 
@@ -23,8 +25,10 @@ _EXAMPLES = """Examples:
   dsa-hw inspect --model resnet18 --input 1x3x224x224
   dsa-hw inspect --model timm/convnext_atto --plot groups.png
   dsa-hw inspect --model mypackage.networks:make_net --input 1x3x32x32 --json
+  dsa-hw inspect --model resnet20 --weights resnet20.pt --int8 --data cifar10
 
---json prints an object with model, flops, params, activation_memory, groups.
+--json prints an object with model, flops, params, activation_memory, groups,
+and int8 with --int8.
 """
 
 
@@ -39,14 +43,21 @@ def add(subparsers: Any) -> None:
         "and parameters of each group.",
         examples=_EXAMPLES,
     )
-    add_model(parser)
+    add_model(parser, weights="state dict of the network, for --int8 (default: random weights)")
+    parser.add_argument(
+        "--int8",
+        action="store_true",
+        help="also quantise each layer alone to int8, and rank layers by the output error",
+    )
+    add_data(parser, "digits or cifar10, inputs for --int8 (default: inputs made up from the batch-norm statistics)")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="plot FLOPs and parameters per group to this file")
     add_json(parser)
+    parser.set_defaults(seed=0)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the groups, and plot them."""
-    model, inputs = model_and_inputs(args)
+    model, inputs, data = load_dense(args)
     groups = dsa_hw.find_groups(model, inputs)
     frame = groups.to_frame()
     totals = {
@@ -54,8 +65,11 @@ def run(args: argparse.Namespace) -> int:
         "params": budgets.params(groups).dense,
         "activation_memory": budgets.activation_memory(groups).dense,
     }
+    errors, source = _int8_errors(model, inputs, data) if args.int8 else (None, "")
     if args.json:
         content = {"model": args.model, **totals, "groups": json.loads(frame.to_json(orient="records"))}
+        if errors is not None:
+            content["int8"] = {"source": source, "layers": json.loads(errors.to_json(orient="records"))}
         print(json.dumps(content, indent=1))
     else:
         shapes = ", ".join("x".join(map(str, shape)) for shape in groups.inputs)
@@ -66,9 +80,22 @@ def run(args: argparse.Namespace) -> int:
             f"\n{totals['flops'] / 1e9:.3f} GFLOPs, {totals['params'] / 1e6:.3f} M parameters, "
             f"{totals['activation_memory'] / 2**20:.1f} MiB of activations at the peak"
         )
+        if errors is not None:
+            print(f"\nrelative error of the outputs with one layer in int8 ({source}):")
+            for layer, error in zip(errors["layer"], errors["error"], strict=True):
+                print(f"  {error:8.3%}  {layer}")
     if args.plot:
         _plot(groups, args.model, args.plot)
     return 0
+
+
+def _int8_errors(model: nn.Module, inputs: tuple[Any, ...], data: Data | None) -> tuple[pd.DataFrame, str]:
+    """Return the error of each layer in int8, and what it was measured on."""
+    from dsa_hw.pipeline.quantised import calibration_inputs
+    from profilers.profiling.sensitivity import int8_sensitivity
+
+    found = calibration_inputs(model, inputs, [("training data", data.train if data else None)], 0)
+    return int8_sensitivity(model, inputs, [tuple(x[:32] for x in found.inputs)]), found.source
 
 
 def groups_text(frame: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.errors import InfeasibleBudgetError, MeasurementError
+from dsa_hw.errors import InfeasibleBudgetError, MeasurementError, ProfileError
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Verdict
@@ -49,6 +49,7 @@ __all__ = [
     "refinement_options",
     "settings_of",
     "step_listener",
+    "target_of",
     "warn_of_random_weights",
 ]
 
@@ -193,6 +194,11 @@ def add_search(parser: argparse.ArgumentParser, profile: str) -> None:
         help="confidence with which a budget is met; more of it uses less of the budget",
     )  # fmt: skip
     add_measuring(parser)
+    option("--precision", metavar="NAME", help="number format on the target: fp32, fp16 or int8 (default: fp32)")
+    option(
+        "--int8-without", metavar="LAYERS",
+        help="layers that stay in fp32 with --precision int8, separated by commas; dsa-hw inspect --int8 ranks them",
+    )  # fmt: skip
     option("--seed", type=whole_number, default=0, metavar="N", help="seed of everything random")
     add_json(parser)
 
@@ -222,10 +228,24 @@ def add_training(parser: argparse.ArgumentParser, budgets: str) -> None:
         metavar="LR",
         help="peak rate of fine-tuning",
     )
-    option("--precision", default=default.precision, choices=("fp32", "bf16"), help="number format of training")
+    option("--train-precision", default=default.precision, choices=("fp32", "bf16"), help="number format of training")
 
 
 # Reading options ------------------------------------------------------------------------------------------------------
+
+
+def target_of(args: argparse.Namespace) -> str:
+    """Return ``--target`` with the precision of ``--precision`` and ``--int8-without``.
+
+    Raises:
+        ProfileError: Layers are named without ``--precision int8``.
+    """
+    precision = args.precision
+    if args.int8_without:
+        if not (precision or "").startswith("int8"):
+            raise ProfileError("--int8-without needs --precision int8.")
+        precision = f"{precision}-without:{args.int8_without}"
+    return f"{args.target} {precision}" if precision else str(args.target)
 
 
 def measuring_rules(args: argparse.Namespace) -> MeasuringRules:
@@ -252,7 +272,7 @@ def settings_of(args: argparse.Namespace) -> ExperimentSettings:
     epochs = args.train_epochs if args.train_epochs is not None else 20.0 if trained else 0.0
     return ExperimentSettings(
         train_epochs=epochs, epochs=args.epochs, finetune_epochs=args.finetune_epochs, lr=args.lr,
-        finetune_lr=args.finetune_lr, precision=args.precision, seed=args.seed,
+        finetune_lr=args.finetune_lr, precision=args.train_precision, seed=args.seed,
     )  # fmt: skip
 
 

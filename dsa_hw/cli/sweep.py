@@ -23,6 +23,7 @@ from dsa_hw.cli.options import (
     refinement_options,
     settings_of,
     step_listener,
+    target_of,
     warn_of_random_weights,
 )
 from dsa_hw.errors import InfeasibleBudgetError
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         budgets,
         data=data,
         example_inputs=inputs,
-        target=args.target,
+        target=target_of(args),
         method=args.method,
         settings=settings,
         profiling=profile_options(args),

@@ -51,6 +51,7 @@ from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights, weights_digest
 from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.random_state import random_state_kept
+from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class _ComparisonRun:
         for budget in budgets:
             if isinstance(budget, LatencyBudget) and budget.target and resolve(budget.target).title != target.title:
                 raise BudgetError(f"{budget}: a comparison measures latency on one target, {target.title}.")
-        self.budgets, self.target, self.options = budgets, target, options
+        self.budgets, self.options = budgets, options
         self.settings, self.profiling, self.refinement = settings, profiling, refinement
         self.progress, self.say, self.command = progress, say, command
         timed = next((b for b in budgets if isinstance(b, LatencyBudget)), LatencyBudget("50%"))
@@ -167,6 +168,7 @@ class _ComparisonRun:
         self.dense, self.name, _ = named_model(model, profiling.name, found)
         check_finite_weights(self.dense, "the dense network")
         inputs = (torch.randn(found.shape, generator=torch.Generator().manual_seed(0)),)
+        self.target = target = resolve_for(self.dense, inputs, target)
         self.folder = RunFolder(
             out,
             question_of(

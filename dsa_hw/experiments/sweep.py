@@ -37,6 +37,7 @@ from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights
 from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.random_state import random_state_kept
+from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
 
 if TYPE_CHECKING:
@@ -124,13 +125,14 @@ class _SweepRun:
         say: Callable[[str], None],
     ) -> None:
         self.data = named_data(data, settings.seed)
-        self.budgets, self.target, self.method, self.options = budgets, target, method, options
+        self.budgets, self.method, self.options = budgets, method, options
         self.settings, self.profiling, self.refinement = settings, profiling, refinement
         self.progress, self.say = progress, say
         torch.manual_seed(settings.seed)
         self.dense, self.name, example = named_model(model, profiling.name, self.data, example_inputs)
         check_finite_weights(self.dense, "the dense network")
         self.inputs = example_for(self.dense, example)
+        self.target = target = resolve_for(self.dense, self.inputs, target)
         found = self.data
         # Each point starts from the weights of the one before, so that the budgets belong to the question.
         self.folder = RunFolder(

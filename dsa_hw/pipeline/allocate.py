@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from dsa_hw.pipeline.cost_models import Task
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.quality import Metric, Quality, Source, check_metric, measure_quality, quality_on_noise
+from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified_quality, int8_meters, quantise_all
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
@@ -34,6 +36,7 @@ from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights
 from dsa_hw.utils.numbers import check_seed
 from dsa_hw.utils.progress import Bar
+from profilers.networks.quantised import QuantisedNetwork
 
 if TYPE_CHECKING:
     from profilers.targets import Target
@@ -79,7 +82,8 @@ def allocate(
             also trains them on these outputs; "none" leaves them as they were cut. Weights that a method has trained
             are left as they are.
         target: Where measured budgets hold that name no target, for example ``"onnxruntime/cpu"``. None is ONNX Runtime
-            on the CPU, or the best runtime of the CUDA device that the model is on.
+            on the CPU, or the best runtime of the CUDA device that the model is on. With ``"onnxruntime/cpu int8"`` the
+            budget and the quality in the certificate are those of the quantised network.
         method: Name of the method, or a proposal of an earlier allocation of this network (``result.proposal``), whose
             keep ratios are projected to the new budgets.
         options: Settings of the method by name. Every method knows ``epochs``, a bound on its training.
@@ -156,11 +160,28 @@ def allocate(
             done = recover_network(problem, found, source, recovery, lambda what, share: bar.say(what, share))
         elif data is not None:
             recalibrate(found.model, data)
-        quality = _quality(model, found.model, val, train, images, metric, inputs, seed, bar)
+        check_finite_weights(found.model, "the pruned network")
+        check_finite_outputs(found.model, inputs, "the pruned network")
+
+        def compare(network: nn.Module) -> Quality:
+            return _quality(model, network, val, train, images, metric, inputs, seed, bar)
+
+        networks: dict[str, QuantisedNetwork] = {}
+        calibrations: tuple[Calibration, ...] = ()
+        meters = int8_meters(c.meter for c in constraints)
+        if meters:
+            bar.say("quantising, and measuring fp32 and int8 side by side")
+            sources: list[tuple[Source, Batches | None]] = [
+                ("images without labels", images), ("training data", train), ("validation data", val),
+            ]  # fmt: skip
+            calibration = calibration_inputs(model, inputs, sources, seed)
+            networks, calibrations = quantise_all(
+                model, found.model, inputs, meters, calibration, compare, profiling.reading_limit
+            )
+        quality = certified_quality(calibrations) or compare(found.model)
     best = best_candidate(candidates)
-    check_finite_weights(found.model, "the pruned network")
-    check_finite_outputs(found.model, inputs, "the pruned network")
     certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
+    certificate = replace(certificate, int8=calibrations)
     names = list(groups.names)
     result = Allocation(
         model=found.model,
@@ -174,6 +195,7 @@ def allocate(
         constraints=tuple(constraints),
         proposal=proposal,
         recovery=done,
+        quantised=networks,
     )
     if folder is not None:
         result.save(folder)

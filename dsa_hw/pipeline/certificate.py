@@ -13,6 +13,7 @@ from budgets import Budget
 from dsa_hw.errors import PlanError
 from dsa_hw.pipeline.meters import Meter
 from dsa_hw.pipeline.quality import Quality, QualityDocument
+from dsa_hw.pipeline.quantised import Calibration, QuantisationDocument, Variant
 from dsa_hw.pipeline.reading import CONFIDENCE, Reading, Verdict, judge, limit_of, worst_verdict
 from dsa_hw.training.intervals import Interval
 from dsa_hw.units import format_magnitude
@@ -72,6 +73,7 @@ class CertificateDocument(Document):
     measurements: int = Field(ge=0)
     versions: dict[_Text, _Text]
     quality: QualityDocument
+    int8: tuple[QuantisationDocument, ...] = Field(default=(), max_length=100)
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,9 @@ class Certificate:
         date: The day, as YYYY-MM-DD.
         measurements: How many networks were measured.
         versions: Versions of the packages that matter.
-        quality: What is left of the metric, or of the agreement with the dense network.
+        quality: What is left of the metric, or of the agreement with the dense network. Where a budget is on a target
+            in int8, it is that of the quantised network, run in the runtime of the first such target.
+        int8: How the network is quantised, for each target in int8.
     """
 
     entries: tuple[Entry, ...]
@@ -215,6 +219,7 @@ class Certificate:
     measurements: int
     quality: Quality
     versions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    int8: tuple[Calibration, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -228,15 +233,17 @@ class Certificate:
         return max(entry.utilisation for entry in self.entries)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, [*self.entries, self.quality]))
+        return "\n".join(map(str, [*self.entries, self.quality, *self.int8]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as JSON, as a plan holds it."""
         content = {"format": _FORMAT, "verdict": str(self.verdict), **asdict(self)}
         content["entries"] = [_finite(entry) for entry in content["entries"]]
-        for name in _INTERVALS:
-            if (found := content["quality"][name]) is not None:
-                content["quality"][name] = {k: v if math.isfinite(v) else None for k, v in found.items()}
+        variants = [variant for calibration in content["int8"] for variant in calibration["variants"]]
+        for quality in (content["quality"], *(v["quality"] for v in variants if v["quality"] is not None)):
+            for name in _INTERVALS:
+                if (found := quality[name]) is not None:
+                    quality[name] = {k: v if math.isfinite(v) else None for k, v in found.items()}
         return content
 
     @classmethod
@@ -253,9 +260,13 @@ class Certificate:
         found = read_document(content, CertificateDocument, what, error=PlanError)
         try:
             entries = tuple(_entry(document) for document in found.entries)
-            made = cls(entries, found.date, found.measurements, _quality(found.quality), found.versions)
+            made = cls(
+                entries, found.date, found.measurements, _quality(found.quality), found.versions,
+                tuple(_calibration(document) for document in found.int8),
+            )  # fmt: skip
             for entry in entries:
                 _check(entry)
+            _check_int8(made)
             if found.verdict != made.verdict:
                 raise ValueError(f"its verdict is {found.verdict}, its entries and its quality say {made.verdict}")
         except (TypeError, ValueError, ArithmeticError) as error:  # a BudgetError is a ValueError
@@ -270,6 +281,22 @@ def _quality(document: QualityDocument) -> Quality:
             ends = {"low": -math.inf, "high": math.inf}
             content[name] = Interval(**{k: ends[k] if v is None else float(v) for k, v in found.items()})
     return Quality(**content)
+
+
+def _calibration(document: QuantisationDocument) -> Calibration:
+    variants = tuple(
+        Variant(**{**v.model_dump(exclude={"quality"}), "quality": None if v.quality is None else _quality(v.quality)})
+        for v in document.variants
+    )
+    return Calibration(**{**document.model_dump(), "variants": variants})
+
+
+def _check_int8(certificate: Certificate) -> None:
+    """Raise ValueError where targets in int8 and calibrations do not belong together."""
+    wanted = {entry.target for entry in certificate.entries if " int8" in entry.target and not entry.estimated}
+    found = [calibration.target for calibration in certificate.int8]
+    if sorted(found) != sorted(wanted):
+        raise ValueError(f"targets in int8 are {sorted(wanted)}, and there are calibrations for {sorted(found)}")
 
 
 def _check(entry: Entry) -> None:

@@ -20,7 +20,7 @@ from dsa_hw.methods.rounding import narrowest
 from dsa_hw.pipeline.cost_models import Task, fit_cost_model
 from dsa_hw.pipeline.meters import DeviceMeter, Meter, meter_for, rules_for
 from dsa_hw.utils.arrays import Ints
-from profilers.targets import resolve
+from profilers.profiling.schemes import resolve_for
 
 if TYPE_CHECKING:
     from profilers.targets import Target
@@ -75,7 +75,7 @@ def resolve_budgets(budgets: Sequence[Budget], task: Task, target: str | Target 
             meter = meter_for(budget, None, task.inputs)
             found[i] = Constraint(budget, cost, cost.dense, budget.limit(cost.dense), meter)
         elif isinstance(budget, MeasuredBudget):
-            place = _target(budget, target)
+            place = _target(budget, target, task)
             rules = rules_for(budget, task.profiling.rules)
             key = (place.title, budget.key, rules.statistic)
             if key not in meters:
@@ -115,11 +115,11 @@ def cost_set(constraints: Sequence[Constraint], sizes: Ints) -> CostSet[Cost]:
     )
 
 
-def _target(budget: MeasuredBudget, given: str | Target | None) -> Target:
+def _target(budget: MeasuredBudget, given: str | Target | None, task: Task) -> Target:
     wanted = budget.target or given
     if wanted is None:
         raise BudgetError(f"{budget}: the budget needs a target, for example target='onnxruntime/cpu'.")
-    return resolve(wanted)
+    return resolve_for(task.model, task.inputs, wanted)
 
 
 def _check(found: dict[int, Constraint], task: Task) -> None:

@@ -250,6 +250,31 @@ class DeviceMeter:
                 if over or (decided is not None and decided(readings)):
                     return readings
 
+    @property
+    def dimension(self) -> str:
+        """Dimension of what is measured: "time" or "energy"."""
+        return "time" if self.quantity == "latency" else "energy"
+
+    def side_by_side(
+        self, networks: Mapping[tuple[str, str], nn.Module], limit: float
+    ) -> dict[tuple[str, str], tuple[Reading, int]]:
+        """Measure networks in different precisions, in runs next to each other.
+
+        Args:
+            networks: Networks by name and precision: "fp32", or "int8" for a `QuantisedNetwork`.
+            limit: About how many seconds measuring may take.
+
+        Returns:
+            The reading of each network, and the size of its ONNX file in bytes.
+        """
+        targets = {"fp32": self.target.at("fp32"), "int8": self.target}
+        ready = {key: loadable_module(model, self._inputs, targets[key[1]]) for key, model in networks.items()}
+        pivot, *others = ready
+        bench = self._bench(None)
+        found = bench.measure({" ".join(key): ready[key] for key in others}, ready[pivot], limit=limit)
+        names = {key: " ".join(key) if key != pivot else DENSE for key in ready}
+        return {key: (_reading(found[names[key]]), ready[key].size) for key in ready}
+
     def _prepare_dense(self, dense: nn.Module) -> ChannelGroups:
         """Export the dense network once, for itself and for its anchor, and return its groups."""
         if _ANCHOR not in self._prepared or self._prepared[_ANCHOR][0] is not dense:

@@ -198,6 +198,12 @@ class Quality:
             text += f"; drop <= {limit}: {self.verdict}"
         return f"{text}.{advice}"
 
+    @property
+    def brief(self) -> str:
+        """The value with its interval and what it is, for a table."""
+        name = self.name if self.measure == METRIC else "same class" if self.measure == AGREEMENT else self.measure
+        return name if self.value is None else f"{name} {self._say(self.value)}"
+
     def _say(self, found: Interval) -> str:
         def one(x: float) -> str:
             return f"{x:.4g}" if self.measure == METRIC or not math.isfinite(x) else percent(x)

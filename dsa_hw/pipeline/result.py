@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,21 +19,25 @@ from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
 from dsa_hw.pipeline.quality import Metric, Quality, Source, measure_quality, unknown_quality
+from dsa_hw.pipeline.quantised import calibration_inputs, certified_quality, int8_meters, quantise_all
 from dsa_hw.utils.files import whole_folder, write_bytes, write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of
 from dsa_hw.utils.text import one_line
 from dsa_hw.utils.weights import weights_bytes
 from profilers.networks.onnx_export import export
+from profilers.networks.quantised import QuantisedNetwork
 
-__all__ = ["ONNX", "WEIGHTS", "Allocation", "check_files", "file_digest", "write_onnx"]
+__all__ = ["INT8_ONNX", "ONNX", "WEIGHTS", "Allocation", "check_files", "file_digest", "onnx_bytes", "write_onnx"]
 
 WEIGHTS: Final = "model.safetensors"
 """The weights of the pruned network, beside its plan."""
 ONNX: Final = "model.onnx"
 """The pruned network as ONNX, beside its plan."""
+INT8_ONNX: Final = "model.int8.onnx"
+"""The pruned network in int8 as ONNX, beside its plan."""
 _COST_MODELS: Final = ("cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)))
 # Of an earlier result, and not of every result: they must not stay beside a plan that they do not belong to.
-_OWNED: Final = (ONNX, *_COST_MODELS)
+_OWNED: Final = (ONNX, INT8_ONNX, *_COST_MODELS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +56,7 @@ class Allocation:
         constraints: The budgets made concrete, with their cost models.
         proposal: What the method proposed; can be reused as ``allocate(..., method=result.proposal)``.
         recovery: What was done to the weights that remain.
+        quantised: The quantised network for each target in int8, by title; it runs in the runtime of the target.
     """
 
     model: nn.Module
@@ -65,6 +70,7 @@ class Allocation:
     constraints: tuple[Constraint, ...] = field(default=(), repr=False)
     proposal: Proposal | None = field(default=None, repr=False)
     recovery: str = ""
+    quantised: Mapping[str, QuantisedNetwork] = field(default_factory=dict, repr=False)
 
     @property
     def quality(self) -> Quality:
@@ -80,8 +86,11 @@ class Allocation:
         max_drop: float | None = None,
         source: Source = "validation data",
         confidence: float | None = None,
+        calibration: Iterable[Any] | None = None,
     ) -> Allocation:
         """Return the result with its quality measured again, for example after fine-tuning.
+
+        Where a budget is on a target in int8, the network is calibrated and quantised again.
 
         Args:
             dense: The dense network.
@@ -90,28 +99,55 @@ class Allocation:
             max_drop: The largest drop of the metric, which becomes a part of the verdict.
             source: What the data are.
             confidence: Of the intervals; None is that of the present quality.
+            calibration: Inputs to calibrate int8 on, e.g. the training loader; None is ``data``.
 
         Returns:
             The same network with a certificate and a plan for the weights that it has now.
         """
-        quality = measure_quality(
-            dense, self.model, data, source=source, metric=metric, max_drop=max_drop,
-            confidence=self.quality.confidence if confidence is None else confidence,
-        )  # fmt: skip
-        certificate = replace(self.certificate, quality=quality)
+
+        def compare(network: nn.Module) -> Quality:
+            return measure_quality(
+                dense, network, data, source=source, metric=metric, max_drop=max_drop,
+                confidence=self.quality.confidence if confidence is None else confidence,
+            )  # fmt: skip
+
+        meters, networks, int8 = int8_meters(c.meter for c in self.constraints), self.quantised, self.certificate.int8
+        if meters:
+            given: tuple[Source, Iterable[Any]] = (
+                (source, data) if calibration is None else ("training data", calibration)
+            )
+            found = calibration_inputs(dense, self.inputs, [given], 0)
+            networks, int8 = quantise_all(dense, self.model, self.inputs, meters, found, compare, earlier=int8)
+        certificate = replace(self.certificate, quality=certified_quality(int8) or compare(self.model), int8=int8)
         network = PrunedNetwork.of(self.model, self.inputs)
         plan = replace(self.plan, certificate=certificate.to_dict(), network=network, files={})
-        return replace(self, certificate=certificate, plan=plan)
+        return replace(self, certificate=certificate, plan=plan, quantised=networks)
 
-    def export(self, path: str | Path) -> Path:
-        """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs."""
-        return write_onnx(self.model, self.inputs, path)
+    def export(self, path: str | Path, precision: str = "fp32") -> Path:
+        """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs.
+
+        Args:
+            path: The file.
+            precision: "fp32", or "int8" for the quantised network of the first target in int8.
+
+        Raises:
+            PlanError: No budget was on a target in int8.
+        """
+        if precision == "fp32":
+            return write_onnx(self.model, self.inputs, path)
+        if precision != "int8" or not self.quantised:
+            raise PlanError(
+                f"`precision` must be fp32, or int8 where a budget is on a target in int8; got {precision!r}."
+            )
+        write_bytes(Path(path), next(iter(self.quantised.values())).content)
+        return Path(path)
 
     def save(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the result to a folder: all of its files, or none.
 
         They are plan.json (with the certificate), model.safetensors (weights), widths.csv, rounds.csv, history.csv, the
-        cost model of each measured budget (cost_model.json) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
+        cost model of each measured budget (cost_model.json), the network in int8 where a budget is on a target in int8
+        (model.int8.onnx) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
         all others, and of the network as it is now. Save a network that was trained further again, after `assess`:
         the quality of other weights is not saved.
 
@@ -143,6 +179,8 @@ class Allocation:
                 model.save(staging / name)
             if onnx:
                 write_onnx(self.model, self.inputs, staging / ONNX)
+            if self.quantised:
+                self.export(staging / INT8_ONNX, "int8")
             files = {path.name: file_digest(path) for path in sorted(staging.iterdir())}
             replace(plan, files=files).save(staging / "plan.json")
         return folder
@@ -157,7 +195,10 @@ class Allocation:
         if self.plan.network is not None and network.weights != self.plan.network.weights:
             reason = "the weights have changed since it was measured; Allocation.assess measures it again"
             unknown = unknown_quality(reason, known.source, max_drop=known.max_drop, confidence=known.confidence)
-            certificate = replace(certificate, quality=unknown)
+            int8 = tuple(
+                replace(c, variants=tuple(replace(v, quality=None) for v in c.variants)) for c in certificate.int8
+            )
+            certificate = replace(certificate, quality=unknown, int8=int8)
         return replace(self.plan, certificate=certificate.to_dict(), network=network, files={})
 
     def __repr__(self) -> str:
@@ -194,10 +235,14 @@ def write_onnx(model: nn.Module, inputs: tuple[Any, ...], path: str | Path) -> P
         ModelError: The network cannot be exported.
         DsaError: The file cannot be written.
     """
-    path, device = Path(path), device_of(model)
-    content = export(model, tuple(x.to(device) for x in inputs)).SerializeToString()
-    write_bytes(path, content)
-    return path
+    write_bytes(Path(path), onnx_bytes(model, inputs))
+    return Path(path)
+
+
+def onnx_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
+    """Return ``model`` as the bytes of one ONNX file."""
+    device = device_of(model)
+    return bytes(export(model, tuple(x.to(device) for x in inputs)).SerializeToString())
 
 
 def check_files(plan: Plan, folder: Path) -> None:

@@ -19,6 +19,7 @@ from dsa_hw.errors import BudgetError, PlanError, ProfileError
 from dsa_hw.pipeline.certificate import Certificate, Entry, entry_of
 from dsa_hw.pipeline.meters import DENSE, Meter, meter_for
 from dsa_hw.pipeline.quality import ACCURACY, AGREEMENT, METRIC, OUTPUT_ERROR, Metric, Quality, Source, measure_quality
+from dsa_hw.pipeline.quantised import quantised_for
 from dsa_hw.pipeline.reading import Reading, Verdict, worst_verdict
 from dsa_hw.pipeline.result import WEIGHTS, check_files
 from dsa_hw.utils.inputs import as_tensors
@@ -30,6 +31,7 @@ from dsa_hw.utils.modules import (
     weights_digest,
 )
 from dsa_hw.utils.weights import read_weights
+from profilers.networks.quantisation import PRECISIONS
 from profilers.targets import from_title, resolve
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ __all__ = ["Verification", "plan_inputs", "pruned_network", "verify", "weights_b
 
 _DEVICE: Final = ("cpu", "cores", "system", "target", "gpu", "device")
 # The end of a title: precision and threads, which are plain data.
-_CONDITIONS: Final = re.compile(r" (?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?$", re.ASCII)
+_CONDITIONS: Final = re.compile(rf" (?P<precision>{PRECISIONS})( x(?P<threads>[1-9]\d{{0,3}}))?$", re.ASCII)
 
 Weights = Mapping[str, Any] | str | os.PathLike[str]
 """A state dict, or the path of its file."""
@@ -186,12 +188,16 @@ def verify(
     check_finite_weights(small, "the pruned network")
     for what, network in (("the dense network", model), ("the pruned network", small)):
         check_finite_outputs(network, inputs, what)
-    quality = then.quality if data is None else _quality_again(then.quality, model, small, data, metric, weights)
-    networks = {DENSE: model, "pruned": small}
+    pruned = [
+        quantised_for(small, inputs, place, then.int8) if place is not None and place.int8 is not None else small
+        for place in places
+    ]
+    judged = next((network for network in pruned if network is not small), small)  # in int8, if there is one
+    quality = then.quality if data is None else _quality_again(then.quality, model, judged, data, metric, weights)
     entries, device, versions = [], [], []
-    for entry, budget, place in zip(then.entries, budgets, places, strict=True):
+    for entry, budget, place, network in zip(then.entries, budgets, places, pruned, strict=True):
         meter = meter_for(budget, place, inputs, rules, seed)
-        entries.append(_measured(entry, budget, meter, networks, time_limit))
+        entries.append(_measured(entry, budget, meter, {DENSE: model, "pruned": network}, time_limit))
         if entry.environment:
             here = dict(meter.environment)
             changed = {
@@ -201,7 +207,7 @@ def verify(
             }
             device += [text for key, text in changed.items() if key in _DEVICE]
             versions += [text for key, text in changed.items() if key not in _DEVICE]
-    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, quality, then.versions)
+    now = Certificate(tuple(entries), time.strftime("%Y-%m-%d"), 1, quality, then.versions, then.int8)
     different, changes = "; ".join(dict.fromkeys(device)), "; ".join(dict.fromkeys(versions))
     return Verification(then, now, different, changes, checked, data is not None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,17 +18,20 @@ from dsa_hw.utils.arrays import Floats, Ints
 from profilers.networks.loaded import Loadable, Loaded
 from profilers.networks.onnx_export import at_precision, export, generic
 from profilers.networks.onnx_narrow.template import OnnxTemplate
+from profilers.networks.quantisation import calibrate, noise_like, quantise
+from profilers.networks.quantised import QuantisedNetwork
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
     from profilers.targets import Target
 
-__all__ = ["ConfigurationBuilder", "loadable_module"]
+__all__ = ["ConfigurationBuilder", "loadable_module", "loadables"]
 
 _log = logging.getLogger(__name__)
 
 # Largest accepted relative difference between outputs of a narrowed graph and of the shrunk network, by precision.
-_AGREEMENT = {"fp32": 1e-3, "fp16": 5e-2}
+# int8 with the ranges of noise has an error of its own; after a wrong narrowing, outputs have nothing in common.
+_AGREEMENT = {"fp32": 1e-3, "fp16": 5e-2, "int8": 0.5}
 
 
 def loadable_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -> Loadable:
@@ -42,12 +45,37 @@ def loadable_module(model: nn.Module, inputs: tuple[Any, ...], target: Target) -
     Returns:
         The network, ready to be loaded.
     """
+    if isinstance(model, QuantisedNetwork):
+        arguments = tuple(x.cpu() for x in inputs)
+        return Loadable(lambda: target.load(model.content, arguments), len(model.content))
     module, arguments = at_precision(generic(model).cpu(), tuple(x.cpu() for x in inputs), target.precision)
-    size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
     if target.artefact == "onnx":
-        content = bytes(export(module, arguments).SerializeToString())
-        return Loadable(lambda: target.load(content, arguments), size)
+        content = _onnx(module, arguments, target)
+        return Loadable(lambda: target.load(content, arguments), len(content))
+    size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
     return Loadable(lambda: target.load(copy.deepcopy(module), arguments), size)  # every copy has its own weights
+
+
+def loadables(model: nn.Module, inputs: tuple[Any, ...], targets: Mapping[str, Target]) -> dict[str, Loadable]:
+    """Prepare one network for several targets that load ONNX, in fp32 or int8; it is exported once.
+
+    Args:
+        model: The network.
+        inputs: Its example inputs.
+        targets: The targets by name.
+
+    Returns:
+        The network for each target.
+    """
+    arguments = tuple(x.cpu() for x in inputs)
+    proto = export(generic(model).cpu(), arguments)
+    ranges = calibrate(proto, [noise_like(arguments)])
+
+    def one(target: Target) -> Loadable:
+        content = bytes((quantise(proto, ranges, target.int8) if target.int8 else proto).SerializeToString())
+        return Loadable(lambda: target.load(content, arguments), len(content))
+
+    return {name: one(target) for name, target in targets.items()}
 
 
 class ConfigurationBuilder:
@@ -67,7 +95,7 @@ class ConfigurationBuilder:
         cpu = tuple(x.cpu() for x in inputs)
         self.model, self.inputs = at_precision(generic(model).cpu(), cpu, target.precision)
         if target.artefact == "onnx":
-            self._template: Any = OnnxTemplate(self.model, groups, self.inputs)
+            self._template: Any = OnnxTemplate(self.model, groups, self.inputs, target.int8)
         else:
             self._template = target.template(self.model, groups, self.inputs)
         self.how = "shrunk" if self._template is None else "narrowed"
@@ -98,7 +126,7 @@ class ConfigurationBuilder:
                 self._stop_narrowing(str(error))
         small = shrink(self.model, self.groups, kept)
         if self.target.artefact == "onnx":
-            return bytes(export(small, self.inputs).SerializeToString())
+            return _onnx(small, self.inputs, self.target)
         return small
 
     def load(self, widths: Sequence[int]) -> Loaded:
@@ -136,7 +164,7 @@ class ConfigurationBuilder:
             for ours, theirs in zip(loaded.outputs(), expected, strict=True):
                 scale = float(np.abs(theirs).max()) or 1.0
                 worst = max(worst, float(np.abs(ours.astype(np.float64) - theirs).max()) / scale)
-        if not worst <= _AGREEMENT[self.target.precision]:
+        if not worst <= _AGREEMENT[self.target.precision[:4]]:
             self._stop_narrowing(f"Outputs of the narrowed graph differ by {worst:.1e} from the shrunk network.")
         return worst
 
@@ -144,6 +172,14 @@ class ConfigurationBuilder:
         _log.warning("%s Every configuration is exported separately, which is slower but equally accurate.", reason)
         self._template = None
         self.how = f"exported one by one: {reason}"
+
+
+def _onnx(module: nn.Module, inputs: tuple[Any, ...], target: Target) -> bytes:
+    """Export a network for a target: in int8 with the ranges of noise, since time does not depend on them."""
+    proto = export(module, inputs)
+    if target.int8 is not None:
+        proto = quantise(proto, calibrate(proto, [noise_like(inputs)]), target.int8)
+    return bytes(proto.SerializeToString())
 
 
 def _flat(outputs: Any) -> list[Floats]:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from profilers.networks.quantisation import quantise
+
 if TYPE_CHECKING:
     from profilers.targets import Target
 
@@ -74,7 +76,15 @@ def input_of(chain: Sequence[Layer], batch: int = 1, precision: str = "fp32") ->
 
 def artefact_of(chain: Sequence[Layer], target: Target, batch: int = 1) -> Any:
     """Return ``chain``, with ReLUs, in the form that ``target`` loads."""
-    return _onnx(chain, target.precision, batch) if target.artefact == "onnx" else _module(chain, target.precision)
+    if target.artefact != "onnx":
+        return _module(chain, target.precision)
+    model = _onnx(chain, target.precision, batch)
+    if target.int8 is not None:
+        # Layers of a network that stay in fp32 are not those of a chain: the grid is that of int8. Any ranges will do.
+        names = ["x", *(f"{kind}{i}" for i in range(len(chain)) for kind in "cr")]
+        ranges = {name: (0.0 if name[0] == "r" else -1.0, 1.0) for name in names}
+        model = quantise(model, ranges, replace(target.int8, without=()))
+    return bytes(model.SerializeToString())
 
 
 def _module(chain: Sequence[Layer], precision: str) -> nn.Module:
@@ -98,7 +108,7 @@ def _module(chain: Sequence[Layer], precision: str) -> nn.Module:
     return network.half() if precision == "fp16" else network
 
 
-def _onnx(chain: Sequence[Layer], precision: str, batch: int) -> bytes:
+def _onnx(chain: Sequence[Layer], precision: str, batch: int) -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     dtype, kind = (
@@ -137,5 +147,4 @@ def _onnx(chain: Sequence[Layer], precision: str, batch: int) -> bytes:
         [helper.make_tensor_value_info(current, kind, (batch, last.outputs, *last.out_side))],
         weights,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
-    return bytes(model.SerializeToString())
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,13 @@ class Loaded:
         clock: Replaces the host's clock where the device has a better one (CUDA events): takes n and returns n times
             in seconds.
         outputs: Returns the outputs as arrays, for checks.
+        run_on: Returns the outputs on other inputs of the same shapes, in the order of the graph.
     """
 
     once: Callable[[], object]
     clock: Callable[[int], Floats] | None = None
     outputs: Callable[[], list[NDArray[Any]]] | None = None
+    run_on: Callable[[Sequence[NDArray[Any]]], list[NDArray[Any]]] | None = None
 
     @classmethod
     def exact(cls, seconds: float, outputs: Callable[[], list[NDArray[Any]]] | None = None) -> Loaded:

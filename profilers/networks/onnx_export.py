@@ -24,8 +24,8 @@ _ONE = threading.Lock()  # the exporter, and what `_silence` changes, are proces
 
 
 def at_precision(model: nn.Module, inputs: tuple[Any, ...], precision: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return copies of ``model`` and ``inputs`` in "fp32" or "fp16"."""
-    if precision == "fp32":
+    """Return ``model`` and ``inputs``, as copies in fp16 where that is the precision; int8 begins with fp32."""
+    if precision != "fp16":
         return model, inputs
     half = tuple(x.half() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
     return copy_module(model).half(), half

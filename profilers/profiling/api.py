@@ -27,8 +27,9 @@ from profilers.profiling import grid as grids
 from profilers.profiling.design import Space, corners, spread
 from profilers.profiling.events import Event, Listener
 from profilers.profiling.job import ProfileJob, bench_for, described
+from profilers.profiling.schemes import resolve_for
 from profilers.storage.store import Store
-from profilers.targets import Target, resolve
+from profilers.targets import Target
 
 __all__ = ["SelfCheck", "measure", "profile", "self_check"]
 
@@ -68,7 +69,7 @@ def measure(
         example_inputs: A tensor or a tuple of tensors.
         target: Where to measure: "runtime/device", for example "onnxruntime/cpu", or a `Target`.
         name: Name of the network in reports; the name of its class if None.
-        precision: "fp32" or "fp16".
+        precision: "fp32", "fp16" or "int8".
         threads: CPU threads of one run.
         time_limit: Seconds after which to stop.
         statistic: "quiet", "median", "p90", "p95" or "p99", see `MeasuringRules`.
@@ -85,9 +86,10 @@ def measure(
         MeasurementError: The interval is wider than ``rules.require``.
         MissingDependencyError: The runtime, the device or the energy counter is not available.
     """
-    found = resolve(target, precision=precision, threads=threads)
+    inputs = as_tensors(example_inputs)
+    found = resolve_for(model, inputs, target, precision=precision, threads=threads)
     rules = rules or MeasuringRules(statistic=statistic)
-    network = loadable_module(model, as_tensors(example_inputs), found)
+    network = loadable_module(model, inputs, found)
     bench = bench_for(quantity, found, counter=counter, rules=rules, sittings=sittings, seed=seed)
     result = replace(bench.measure({}, network, limit=time_limit)[DENSE], what=name or type(model).__name__)
     if not result.trusted:
@@ -147,7 +149,7 @@ def profile(
         grid: "auto" to find the channel counts that the target runs efficiently, or their common divisor.
         out: The store; it is continued if it exists. A temporary file if None.
         time_limit: Seconds after which to stop.
-        precision: "fp32" or "fp16".
+        precision: "fp32", "fp16" or "int8".
         threads: CPU threads of one run.
         statistic: "quiet", "median", "p90", "p95" or "p99", see `MeasuringRules`.
         rules: All rules of measuring; replaces ``statistic``.
@@ -178,10 +180,11 @@ def profile(
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "profile.sqlite"
         store = stack.enter_context(Store(out))  # a file that cannot be used is refused before any work
+        inputs = as_tensors(example_inputs)
         job = ProfileJob(
             model,
-            as_tensors(example_inputs),
-            resolve(target, precision=precision, threads=threads),
+            inputs,
+            resolve_for(model, inputs, target, precision=precision, threads=threads),
             store,
             rules=rules or MeasuringRules(statistic=statistic),
             sittings=sittings,
@@ -246,7 +249,7 @@ def self_check(
         example_inputs: A tensor or a tuple of tensors.
         target: Where to measure: "runtime/device", for example "onnxruntime/cpu", or a `Target`.
         configurations: Number of configurations.
-        precision: "fp32" or "fp16".
+        precision: "fp32", "fp16" or "int8".
         threads: CPU threads of one run.
         time_limit: Seconds for both sessions.
         statistic: "quiet", "median", "p90", "p95" or "p99", see `MeasuringRules`.
@@ -265,7 +268,7 @@ def self_check(
         MeasurementError: An interval is wider than ``rules.require``.
     """
     inputs = as_tensors(example_inputs)
-    found = resolve(target, precision=precision, threads=threads)
+    found = resolve_for(model, inputs, target, precision=precision, threads=threads)
     groups = groups or find_groups(model, inputs)
     space = Space.of(groups.names, groups.sizes, grids.fixed_grid(groups, 8))
     rows = np.vstack([corners(space), spread(space, configurations, seed)])

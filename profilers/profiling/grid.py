@@ -7,6 +7,7 @@ swept. The grid is the finest one whose widths take no longer than predicted fro
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -327,7 +328,12 @@ def find_grid(
 
 def _chain(target: Target, chain: tuple[Layer, ...], batch: int) -> Loadable:
     inputs = (input_of(chain, batch, target.precision),)
-    return Loadable(lambda: target.load(artefact_of(chain, target, batch), inputs), 4 * sum(c.weights for c in chain))
+
+    def made() -> Any:
+        return artefact_of(chain, target, batch)
+
+    make = made if target.int8 is None else functools.cache(made)  # to quantise takes longer than to load
+    return Loadable(lambda: target.load(make(), inputs), 4 * sum(c.weights for c in chain))
 
 
 def _relaxed(rules: MeasuringRules) -> MeasuringRules:

@@ -18,16 +18,18 @@ is then the whole measurement, and ``low`` and ``high`` are the value itself.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
 from dsa_hw.utils.text import unknown_name
 from profilers.networks.loaded import Loaded
+from profilers.networks.quantisation import PRECISIONS, SCHEMES, Int8
 
 if TYPE_CHECKING:
     from profilers.measuring.bench import Bench
@@ -42,11 +44,12 @@ _OWN = {"table:": "table", "ssh:": "ssh", "adb:": "adb", "ethos-u": "ethos_u"}
 _ACCELERATORS = ("cuda", "xpu", "mps", "npu", "hpu", "mtia")  # device types of torch, ROCm being cuda
 # Titles of targets that are this computer's: no host, no path, no option.
 _MOST_THREADS = 1024  # more than any CPU has; runtimes fail in their own ways beyond
+_CONDITIONS = rf" (?P<precision>{PRECISIONS})( x(?P<threads>[1-9]\d{{0,3}}))?"  # the end of a title
 _TITLE = re.compile(
-    rf"(?P<runtime>\w+)/(?P<device>cpu|({'|'.join(_ACCELERATORS)})(:\d{{1,3}})?) "
-    r"(?P<precision>fp32|fp16)( x(?P<threads>[1-9]\d{0,3}))?",
-    re.ASCII,
+    rf"(?P<runtime>\w+)/(?P<device>cpu|({'|'.join(_ACCELERATORS)})(:\d{{1,3}})?){_CONDITIONS}", re.ASCII
 )
+_CONDITIONS_END = re.compile(f"{_CONDITIONS}$", re.ASCII)
+_PRECISION = re.compile(PRECISIONS, re.ASCII)
 _ETHOS_U = re.compile(r"(?P<name>ethos-u\d+-\d+) int8 \w+ \w+", re.ASCII)
 _REGISTRY: dict[str, type[Target]] = {}
 _T = TypeVar("_T", bound="type[Target]")
@@ -66,7 +69,9 @@ class Target(ABC):
         estimated: Where times are computed, by whom, e.g. "estimated by Vela 5.2.0"; None where they are measured.
         remote_device: The device, where it has its own clock and whole visits are made there; None for this computer.
         device: "cpu", an accelerator of torch such as "cuda", "cuda:1", "xpu" or "mps", or what the target defines.
-        precision: "fp32" or "fp16"; artefact and inputs are already converted to it.
+        precision: "fp32", "fp16" or a form of "int8" (`Int8`); artefact and inputs are already converted to it.
+        int8: The precision, where it is int8; None otherwise.
+        schemes: Names of the int8 schemes that the target can run, the usual one first; empty without int8.
         threads: CPU threads of one run.
     """
 
@@ -75,13 +80,23 @@ class Target(ABC):
     slow_to_load: ClassVar[bool] = False
     cache: ClassVar[int] = 2**25
     bench_class: ClassVar[type[Bench] | None] = None
+    schemes: ClassVar[tuple[str, ...]] = ()
     estimated: str | None = None
     remote_device: RemoteDevice | None = None
 
     def __init__(self, device: str = "cpu", *, precision: str = "fp32", threads: int = 1) -> None:
         self.device = device
-        self.precision = precision
+        self.int8 = Int8.parse(precision)
+        if self.int8 is not None and self.int8.scheme is None and len(self.schemes) == 1:
+            self.int8 = self.int8.chosen(SCHEMES[self.schemes[0]])
+        self.precision = precision if self.int8 is None else str(self.int8)
         self.threads = threads
+
+    def at(self, precision: str) -> Self:
+        """Return the same target with another precision."""
+        other = copy.copy(self)
+        other.int8, other.precision = Int8.parse(precision), precision
+        return other
 
     @abstractmethod
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
@@ -89,6 +104,18 @@ class Target(ABC):
 
     def check(self) -> None:  # noqa: B027  (nothing to check is a valid default)
         """Raise `MissingDependencyError` if the runtime or the device is not available."""
+
+    def check_int8(self) -> None:
+        """Raise `ProfileError` if the target cannot run its int8 scheme."""
+        if self.int8 is None:
+            return
+        if not self.schemes:
+            raise ProfileError(
+                f"Runtime {self.runtime!r} has no --precision int8. Use --runtime onnxruntime, openvino or tensorrt."
+            )
+        if self.int8.scheme is not None and self.int8.scheme.name not in self.schemes:
+            known = ", ".join(f"int8-{name}" for name in self.schemes)
+            raise ProfileError(f"Runtime {self.runtime!r} runs int8 as {known}; got {self.precision!r}.")
 
     def template(self, model: Any, groups: Any, inputs: tuple[Any, ...]) -> Any:
         """Return an object whose ``make(kept)`` builds artefacts, or None.
@@ -110,6 +137,15 @@ class Target(ABC):
         They are part of the environment of every measurement.
         """
         return {}
+
+    def describe_int8(self) -> dict[str, str]:
+        """Return how networks are quantised, as a part of `describe`; nothing for other precisions."""
+        if self.int8 is None:
+            return {}
+        import onnxruntime
+
+        how = str(self.int8.scheme) if self.int8.scheme else "not chosen"
+        return {"int8": how, "onnxruntime.quantization": onnxruntime.__version__}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -160,9 +196,10 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
 
     Args:
         target: ``"runtime/device"``, ``"runtime"`` or ``"auto/device"``. A device with a target of its own
-            (``"table:pi3.csv"``) may stand alone. A `Target` is only checked.
-        precision: "fp32" or "fp16".
-        threads: CPU threads of one run, at least 1.
+            (``"table:pi3.csv"``) may stand alone. Precision and threads may follow, as in the title of a target:
+            ``"onnxruntime/cpu int8"``, ``"onnxruntime/cpu fp32 x4"``. A `Target` is only checked.
+        precision: "fp32", "fp16" or "int8", where the name has none.
+        threads: CPU threads of one run, at least 1, where the name has none.
 
     Returns:
         The target.
@@ -176,11 +213,14 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
         return target
     if not isinstance(target, str):
         raise ProfileError(f"`target` must be a Target or its name, for example 'onnxruntime/cpu'; got {target!r}.")
+    if conditions := _CONDITIONS_END.search(target):
+        target, precision = target[: conditions.start()], conditions["precision"]
+        threads = int(conditions["threads"] or threads)
     runtime, _, device = ("auto", "/", target) if _owner(target) else target.partition("/")
     device = device or "cpu"
     owner = _owner(device)
-    if precision not in ("fp32", "fp16"):
-        raise ProfileError(f"`precision` must be fp32 or fp16; got {precision!r}.")
+    if not _PRECISION.fullmatch(precision):
+        raise ProfileError(f"`precision` must be fp32, fp16 or int8; got {precision!r}.")
     if not 1 <= threads <= _MOST_THREADS:
         raise ProfileError(f"`threads` must be a number from 1 to {_MOST_THREADS}; got {threads}.")
     if owner is not None:
@@ -194,6 +234,7 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
     cls = _find(runtime)
     found = cls(device, precision=precision, threads=threads)
     found.check()
+    found.check_int8()
     return found
 
 

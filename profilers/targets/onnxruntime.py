@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class OnnxRuntime(Target):
     """
 
     artefact = "onnx"
+    schemes = ("u8", "s8", "u8layers")
 
     def check(self) -> None:
         """Check that ONNX Runtime is installed with the provider of the device."""
@@ -72,7 +74,10 @@ class OnnxRuntime(Target):
             def outputs() -> list[NDArray[Any]]:
                 return list(run(None, feed))
 
-            return Loaded(once, outputs=outputs)
+            def run_on(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+                return list(run(None, dict(zip(names, values, strict=True))))
+
+            return Loaded(once, outputs=outputs, run_on=run_on)
         return self._on_device(session, feed)
 
     def describe(self) -> dict[str, str]:
@@ -82,6 +87,7 @@ class OnnxRuntime(Target):
             "session": f"intra_op_num_threads={self.threads} inter_op_num_threads=1 allow_spinning=0 "
             "graph_optimization_level=all execution_mode=sequential",
             "providers": self._provider(),
+            **self.describe_int8(),
         }
 
     def _provider(self) -> str:

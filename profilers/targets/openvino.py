@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsa_hw.errors import MeasurementError, MissingDependencyError
+from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
+from dsa_hw.utils.files import write_bytes
 from dsa_hw.utils.text import one_line
 from profilers.targets.base import Loaded, Target, register
 
-__all__ = ["OpenVino"]
+__all__ = ["OpenVino", "write_ir"]
 
 
 def _module() -> Any:
@@ -32,6 +36,7 @@ class OpenVino(Target):
     """
 
     artefact = "onnx"
+    schemes = ("u8", "s8", "u8layers")
 
     def check(self) -> None:
         """Check that OpenVINO is installed and that the device is the CPU."""
@@ -46,7 +51,7 @@ class OpenVino(Target):
             "INFERENCE_NUM_THREADS": self.threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32" if self.precision == "fp32" else "f16",
+            "INFERENCE_PRECISION_HINT": "f16" if self.precision == "fp16" else "f32",
             "PERF_COUNT": False,
         }
 
@@ -73,9 +78,39 @@ class OpenVino(Target):
             request.infer()
             return [np.array(t.data) for t in request.output_tensors]
 
-        return Loaded(request.infer, outputs=outputs)
+        def run_on(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+            found = request.infer(dict(enumerate(values)))
+            return [np.array(found[i]) for i in range(len(found))]
+
+        return Loaded(request.infer, outputs=outputs, run_on=run_on)
 
     def describe(self) -> dict[str, str]:
         """Return the version and the compile options."""
         options = " ".join(f"{k}={v}" for k, v in self._options().items())
-        return {"openvino": _module().get_version(), "openvino options": options}
+        return {"openvino": _module().get_version(), "openvino options": options, **self.describe_int8()}
+
+
+def write_ir(content: bytes, path: Path) -> int:
+    """Write an ONNX file as OpenVINO IR: ``path`` (.xml) and the weights beside it (.bin).
+
+    Args:
+        content: The bytes of the ONNX file.
+        path: The .xml file.
+
+    Returns:
+        The size of both files in bytes.
+
+    Raises:
+        ProfileError: The path does not end in .xml.
+        DsaError: A file cannot be written.
+    """
+    if path.suffix != ".xml":
+        raise ProfileError(f"A file of OpenVINO IR must end in .xml; got {str(path)!r}.")
+    openvino = _module()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / path.name
+        openvino.save_model(openvino.Core().read_model(content), made, compress_to_fp16=False)
+        parts = {end: made.with_suffix(end).read_bytes() for end in (".bin", ".xml")}
+    for end, part in parts.items():
+        write_bytes(path.with_suffix(end), part)
+    return sum(map(len, parts.values()))

@@ -219,6 +219,7 @@ class Ssh(Target):
     """
 
     artefact = "onnx"
+    schemes = ("u8", "s8", "u8layers")
     cache = 2**22  # boards have little memory for copies
 
     def __init__(self, device: str, *, precision: str = "fp32", threads: int = 1) -> None:
@@ -249,6 +250,7 @@ class Ssh(Target):
             "session": f"intra_op_num_threads={self.threads} inter_op_num_threads=1 allow_spinning=0 "
             "graph_optimization_level=all execution_mode=sequential",
             "providers": self._provider(),
+            **self.describe_int8(),
         }
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """TensorRT 10.x and 11.x on CUDA.
 
 Written after NVIDIA's documentation for what both major versions share: strongly typed networks (precision comes from
-the ONNX types; version 11 has no fp16 builder flag), named tensors, ``execute_async_v3``. All configurations share one
-timing cache, so that equal layers always get the same kernel. `.ci/tensorrt-types` checks every call against the types
-of NVIDIA's bindings, and a test lists what version 11 has removed.
+the types in the ONNX file and, for int8, from its pairs of Q and DQ; version 11 has no builder flag for either), named
+tensors, ``execute_async_v3``. All configurations share one timing cache, so that equal layers always get the same
+kernel. `.ci/tensorrt-types` checks every call against the types of NVIDIA's bindings, and a test lists what version 11
+has removed.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class TensorRT(Target):
 
     artefact = "onnx"
     slow_to_load = True
+    schemes = ("s8sym",)
 
     def __init__(
         self, device: str = "cuda", *, precision: str = "fp32", threads: int = 1, cuda_graph: bool = False
@@ -119,6 +121,7 @@ class TensorRT(Target):
             "gpu": properties.name,
             "cuda": str(torch.version.cuda),
             "builder": f"strongly typed, shared timing cache, cuda graph {self.cuda_graph}",
+            **self.describe_int8(),
         }
 
     def _build(self, artefact: bytes) -> trt.IHostMemory:

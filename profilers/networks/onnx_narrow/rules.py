@@ -74,7 +74,7 @@ def _bias(walk: OnnxWalk, node: Any, index: int, mask: KeepMask | None) -> None:
 _SAME = """Relu LeakyRelu Elu Selu Celu ThresholdedRelu Sigmoid HardSigmoid HardSwish Mish Softplus Softsign Tanh Erf
 Gelu Exp Log Sqrt Reciprocal Abs Neg Floor Ceil Round Sign Sin Cos Clip Cast Identity Dropout Not IsNaN IsInf MaxPool
 AveragePool LpPool GlobalAveragePool GlobalMaxPool BatchNormalization InstanceNormalization LayerNormalization
-RMSNormalization Softmax LogSoftmax"""
+RMSNormalization Softmax LogSoftmax QuantizeLinear DequantizeLinear"""
 
 
 @_rule(_SAME)

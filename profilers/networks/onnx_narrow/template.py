@@ -21,11 +21,15 @@ from profilers.litert.worker.masks import NarrowedAxes
 from profilers.networks.onnx_export import export
 from profilers.networks.onnx_narrow.rules import visit
 from profilers.networks.onnx_narrow.walk import OnnxWalk
+from profilers.networks.quantisation import Int8, calibrate, noise_like, quantise
 
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
 __all__ = ["OnnxTemplate"]
+
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_QUANTISED = "_quantized"  # what onnxruntime.quantization adds to the name of a tensor that it has quantised
 
 
 class OnnxTemplate:
@@ -38,18 +42,25 @@ class OnnxTemplate:
             its axes (-1 for an added axis of length 1).
     """
 
-    def __init__(self, model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...], int8: Int8 | None = None
+    ) -> None:
+        """Export ``model``, and quantise it where ``int8`` is given: scales are narrowed like the weights."""
         import onnx
         from onnx import numpy_helper
 
         proto = export(model, inputs)
+        plain = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+        if int8 is not None:
+            proto = quantise(proto, calibrate(proto, [noise_like(inputs)]), int8)
         self.groups = groups
         self._tensors = {t.name: t for t in proto.graph.initializer}
         self.arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
         self.shapes = {name: tuple(a.shape) for name, a in self.arrays.items()}
         self.shapes |= _activation_shapes(proto)
         state = {k: v.detach().cpu().numpy() for k, v in model.state_dict(keep_vars=True).items()}
-        self.sources = _sources(self.arrays, state)
+        self.sources = _sources(plain, state)
+        self.sources |= _quantised_sources(proto, self.sources)
         self._skeleton = onnx.ModelProto()
         self._skeleton.CopyFrom(_without_weights(proto))
 
@@ -129,6 +140,41 @@ def _sources(arrays: dict[str, NDArray[Any]], state: dict[str, NDArray[Any]]) ->
             if [state[source].shape[i] for i in old] == [array.shape[i] for i in new]:
                 position = dict(zip(new, old, strict=True))
                 found[name] = (source, tuple(position.get(i, -1) for i in range(array.ndim)))
+    return found
+
+
+def _quantised_sources(
+    proto: Any, sources: dict[str, tuple[str, tuple[int, ...]]]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the same for the constants of Q/DQ pairs: int8 weights, and their scales, zero points and biases.
+
+    All but the weights have one axis, which is that of the output channels of the weights.
+    """
+    from onnx import helper
+
+    stored = {t.name for t in proto.graph.initializer}
+    made = {node.output[0]: node for node in proto.graph.node if node.op_type in _PAIR}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    outputs: dict[str, tuple[str, tuple[int, ...]]] = {}  # of a dequantised weight: the axis of its output channels
+    for name, node in made.items():
+        chain = [node]  # from the last node of a pair to the constant
+        while chain[-1].input[0] in made:
+            chain.append(made[chain[-1].input[0]])
+        constant = chain[-1].input[0]
+        origin = sources.get(constant) or sources.get(constant.removesuffix(_QUANTISED))
+        if constant not in stored or origin is None:
+            continue
+        found[constant] = origin
+        axes = [helper.get_attribute_value(a) for a in node.attribute if a.name == "axis"]
+        if not axes or len(origin[1]) < 2:
+            continue  # one scale for the whole tensor, or a bias, which follows its weights
+        outputs[name] = (origin[0], (origin[1][axes[0]],))
+        for each in chain:
+            found |= {x: outputs[name] for x in each.input[1:] if x in stored}
+    for node in proto.graph.node:
+        if len(node.input) > 2 and node.input[1] in outputs and node.input[2] in made:
+            bias = made[node.input[2]]
+            found |= {x: outputs[node.input[1]] for x in bias.input if x in stored}
     return found
 
 
