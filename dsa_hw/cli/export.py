@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     from dsa_hw.utils.modules import check_finite_outputs, check_finite_weights
 
     folder = args.plan.parent
-    is_int8 = args.precision != "fp32"
+    is_int8 = args.precision.startswith("int8")
+    if not is_int8 and args.precision != "fp32":
+        raise PlanError(f"--precision must be fp32, int8 or int8-SCHEME; got {args.precision!r}.")
     name = INT8_ONNX if is_int8 else ONNX
     out = args.out or (folder / name).with_suffix(".xml" if args.format == "openvino" else ".onnx")
     plan = dsa_hw.Plan.load(args.plan)

@@ -28,7 +28,7 @@ _EXAMPLES = """Examples:
   dsa-hw inspect --model resnet20 --weights resnet20.pt --int8 --data cifar10
 
 --json prints an object with model, flops, params, activation_memory, groups,
-and int8 with --int8.
+int8. The last is null without --int8.
 """
 
 
@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     }
     errors, source = _int8_errors(model, inputs, data) if args.int8 else (None, "")
     if args.json:
-        content = {"model": args.model, **totals, "groups": json.loads(frame.to_json(orient="records"))}
-        if errors is not None:
-            content["int8"] = {"source": source, "layers": json.loads(errors.to_json(orient="records"))}
+        layers = None if errors is None else json.loads(errors.to_json(orient="records"))
+        int8 = None if layers is None else {"source": source, "layers": layers}
+        content = {"model": args.model, **totals, "groups": json.loads(frame.to_json(orient="records")), "int8": int8}
         print(json.dumps(content, indent=1))
     else:
         shapes = ", ".join("x".join(map(str, shape)) for shape in groups.inputs)

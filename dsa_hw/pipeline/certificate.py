@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -32,6 +33,7 @@ _UNKNOWN: Final = {
     "dense": math.nan, "utilisation": math.nan, "least_used": 0.0, "most_used": math.inf,
 }  # fmt: skip
 
+_INT8: Final = re.compile(r" int8\S*( x\d+)?$", re.ASCII)  # the end of the title of a target that quantises
 _INTERVALS: Final = ("value", "dense", "drop")  # of a quality
 
 
@@ -293,7 +295,7 @@ def _calibration(document: QuantisationDocument) -> Calibration:
 
 def _check_int8(certificate: Certificate) -> None:
     """Raise ValueError where targets in int8 and calibrations do not belong together."""
-    wanted = {entry.target for entry in certificate.entries if " int8" in entry.target and not entry.estimated}
+    wanted = {entry.target for entry in certificate.entries if _INT8.search(entry.target)}
     found = [calibration.target for calibration in certificate.int8]
     if sorted(found) != sorted(wanted):
         raise ValueError(f"targets in int8 are {sorted(wanted)}, and there are calibrations for {sorted(found)}")

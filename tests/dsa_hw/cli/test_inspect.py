@@ -37,6 +37,18 @@ def not_a_module() -> int:
 HERE = "tests.dsa_hw.cli.test_inspect"
 
 
+def test_layers_are_ranked_by_their_error_in_int8(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    words = ["inspect", "--model", f"{HERE}:tiny", "--input", "1x3x8x8", "--int8"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["int8"]
+    assert found["source"] == "noise"
+    assert {row["layer"] for row in found["layers"]} == {"0", "2"}
+    assert all(0 < row["error"] < 0.1 for row in found["layers"])
+    assert main(words) == 0
+    assert "relative error of the outputs with one layer in int8 (noise)" in capsys.readouterr().out
+
+
 def test_text_has_the_groups_and_the_totals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--model", f"{HERE}:tiny", "--input", "1x3x8x8"]) == 0
     out = capsys.readouterr().out

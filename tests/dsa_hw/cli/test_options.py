@@ -12,7 +12,8 @@ import torch
 
 import dsa_hw
 from dsa_hw.cli.main import build_parser, main
-from dsa_hw.cli.options import EXIT_CODES, METHODS, profile_options, refinement_options, settings_of
+from dsa_hw.cli.options import EXIT_CODES, METHODS, profile_options, refinement_options, settings_of, target_of
+from dsa_hw.errors import ProfileError
 from dsa_hw.methods import registry
 from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.zoo import models
@@ -53,6 +54,22 @@ def test_examples_in_the_help_of_a_command_can_be_typed(name: str) -> None:
         program, *words = shlex.split(line, comments=True)
         assert program == "dsa-hw"
         assert parse(*words[: words.index(">")] if ">" in words else words).command == name
+
+
+@pytest.mark.parametrize("command", ["allocate", "sweep", "compare"])
+def test_precision_becomes_a_part_of_the_target(command: str) -> None:
+    words = {
+        "allocate": ["--budget", "latency=50%"],
+        "sweep": ["--budgets", "latency=50%"],
+        "compare": ["--budgets", "latency=50%", "--data", "digits"],
+    }[command]
+    given = [command, "--model", "resnet20", *words]
+    assert target_of(parse(*given)) == "onnxruntime/cpu"
+    assert target_of(parse(*given, "--precision", "int8", "--target", "openvino/cpu")) == "openvino/cpu int8"
+    layers = ["--int8-without", "conv1,fc"]
+    assert target_of(parse(*given, "--precision", "int8-u8", *layers)) == "onnxruntime/cpu int8-u8-without:conv1,fc"
+    with pytest.raises(ProfileError, match="needs --precision int8"):
+        target_of(parse(*given, *layers))
 
 
 def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def test_missing_targets_are_errors_with_the_remedy(target: str, words: tuple[st
 
 
 def test_invalid_options_are_errors() -> None:
-    with pytest.raises(ProfileError, match="fp32 or fp16"):
+    with pytest.raises(ProfileError, match="fp32, fp16 or int8"):
         resolve("torch/cpu", precision="int3")
     with pytest.raises(ProfileError, match="threads"):
         resolve("torch/cpu", threads=0)
