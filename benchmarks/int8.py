@@ -31,6 +31,7 @@ import torch
 import budgets
 import profilers
 from dsa_hw.channels import ChannelGroups, find_groups
+from dsa_hw.errors import MeasurementError
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.options import ProfileOptions
 from dsa_hw.pipeline.result import Allocation
@@ -72,12 +73,22 @@ def schemes(name: str, runtime: str, args: argparse.Namespace) -> dict[str, Any]
     target = resolve(runtime)
     targets = {"fp32": target} | {s: target.at(f"int8-{s}") for s in target.schemes}
     ready = loadables(network.model, network.inputs, targets)
-    bench = Bench(target)
-    found = bench.measure({s: ready[s] for s in target.schemes}, ready["fp32"], limit=args.limit)
+    refused = {s: why for s in target.schemes if (why := _refusal(ready[s]))}
+    others = [s for s in target.schemes if s not in refused]
+    found = Bench(target).measure({s: ready[s] for s in others}, ready["fp32"], limit=args.limit)
     return {
         s: {"seconds": found[key].value, "low": found[key].low, "high": found[key].high, "bytes": ready[s].size}
-        for s, key in [("fp32", DENSE), *((s, s) for s in target.schemes)]
-    }
+        for s, key in [("fp32", DENSE), *((s, s) for s in others)]
+    } | {"refused": refused}
+
+
+def _refusal(network: Loadable) -> str:
+    """Why a runtime cannot load a network; "" where it can."""
+    try:
+        network.load()
+    except MeasurementError as error:
+        return str(error)
+    return ""
 
 
 def profile(name: str, runtime: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -237,7 +248,7 @@ def summary(args: argparse.Namespace) -> None:
     names = ("fp32", *SCHEMES)
     print("| network | runtime | fp32, ms | " + " | ".join(f"int8-{s}" for s in names[1:-1]) + " |")
     for r in of("schemes"):
-        cells = [f"{r[s]['seconds'] / r['fp32']['seconds']:.2f}" for s in names[1:-1]]
+        cells = [f"{r[s]['seconds'] / r['fp32']['seconds']:.2f}" if s in r else "refused" for s in names[1:-1]]
         print(f"| {r['model']} | {r['runtime']} | {1e3 * r['fp32']['seconds']:.2f} | {' | '.join(cells)} |")
     print("\n| network | runtime | scheme | grid | configurations | hold-out error | within 10% | seconds |")
     for r in of("profiles"):

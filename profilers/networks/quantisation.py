@@ -189,6 +189,7 @@ def quantise(proto: Any, ranges: Ranges, precision: Int8) -> Any:
     copied.CopyFrom(proto)
     for i, node in enumerate(copied.graph.node):
         node.name = node.name or f"node {i}"
+    _pool_globally(copied)
     missing = [name for name in _activations(copied) if name not in ranges]
     if missing:
         raise ProfileError(
@@ -236,6 +237,31 @@ def layers_of(proto: Any) -> dict[str, str]:
         if node.op_type in _LAYERS and len(node.input) > 1 and node.input[1] in weights:
             found[node.input[1].removesuffix(".weight")] = node.name
     return found
+
+
+def _pool_globally(proto: Any) -> None:
+    """Replace means over height and width, as torch exports global pooling, by the operation with an int8 kernel."""
+    from onnx import helper, numpy_helper
+
+    stored = {t.name: t for t in proto.graph.initializer}
+    inferred = _shaped(proto)
+    for node in proto.graph.node:
+        if node.op_type != "ReduceMean" or len(node.input) < 2 or node.input[1] not in stored:
+            continue
+        axes = sorted(int(a) % 4 for a in numpy_helper.to_array(stored[node.input[1]]).ravel())
+        keeps = next((helper.get_attribute_value(a) for a in node.attribute if a.name == "keepdims"), 1)
+        if inferred.get(node.input[0]) == 4 and axes == [2, 3] and keeps:
+            node.op_type = "GlobalAveragePool"
+            del node.input[1:], node.attribute[:]
+
+
+def _shaped(proto: Any) -> dict[str, int]:
+    """Return the number of axes of each tensor whose shape is known."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
 
 
 def _excluded(proto: Any, without: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from dsa_hw.channels.groups import architecture_fingerprint
-from dsa_hw.errors import FileError
+from dsa_hw.errors import FileError, MeasurementError
 from dsa_hw.utils.documents import check_seal, parse_json, read_bytes, sealed
 from dsa_hw.utils.files import append_line, cache_folder
 from dsa_hw.utils.text import one_line
@@ -24,6 +24,7 @@ from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.environment import digest
 from profilers.measuring.sittings import sitting_key
 from profilers.networks.builder import loadables
+from profilers.networks.loaded import Loadable
 from profilers.networks.quantisation import SCHEMES
 from profilers.profiling.job import bench_for, described
 from profilers.targets import Target, resolve
@@ -49,7 +50,8 @@ def resolve_for(
         threads: See `resolve`.
 
     Raises:
-        ProfileError: The target has no int8, or does not measure networks one by one.
+        ProfileError: The target has no int8.
+        MeasurementError: The target can load the network in none of its schemes.
     """
     found = resolve(target, precision=precision, threads=threads)
     if found.int8 is None or found.int8.scheme is not None:
@@ -69,7 +71,9 @@ def _fastest(model: nn.Module, inputs: tuple[Any, ...], target: Target, bench: B
     """Measure the network in every scheme of a target, and return the first that no other is clearly faster than."""
     assert target.int8 is not None
     candidates = {name: target.at(str(target.int8.chosen(SCHEMES[name]))) for name in target.schemes}
-    networks = loadables(model, inputs, candidates)
+    networks = {name: n for name, n in loadables(model, inputs, candidates).items() if _loads(n, candidates[name])}
+    if not networks:
+        raise MeasurementError(f"{target.name} cannot load this network in int8. Use --precision fp32.")
     first, *others = networks
     measured = bench.measure({name: networks[name] for name in others}, networks[first], limit=_SECONDS)
     times = {first: measured[DENSE].value, **{name: measured[name].value for name in others}}
@@ -80,6 +84,16 @@ def _fastest(model: nn.Module, inputs: tuple[Any, ...], target: Target, bench: B
     shown = ", ".join(f"{name} {1e3 * seconds:.4g} ms" for name, seconds in times.items())
     _log.info("int8 on %s: %s; chosen: %s (%s)", target.name, shown, best, SCHEMES[best])
     return best
+
+
+def _loads(network: Loadable, target: Target) -> bool:
+    """Return whether a runtime accepts a network: OpenVINO refuses some paddings of signed activations, for example."""
+    try:
+        network.load()
+    except MeasurementError as error:
+        _log.info("%s is left out: %s", target.title, one_line(error))
+        return False
+    return True
 
 
 def _known(path: Path, key: str) -> str:

@@ -106,6 +106,20 @@ def test_a_layer_can_stay_in_fp32(exported: tuple[Any, ...]) -> None:
         quantise(proto, ranges, Int8(SCHEMES["u8"], ("iner",)))
 
 
+def test_global_pooling_gets_its_int8_kernel() -> None:
+    """torch exports it as a mean, which has none: a whole activation would go back to fp32."""
+    model, inputs = (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1)),
+        torch.randn(1, 3, 8, 8),
+    )
+    proto = export(generic(model), (inputs,))
+    assert "ReduceMean" in {n.op_type for n in proto.graph.node}, "no test if the exporter writes the pooling itself"
+    made = quantise(proto, calibrate(proto, [(inputs,)]), U8)
+    assert "ReduceMean" not in {n.op_type for n in made.graph.node}
+    wanted, found = outputs(proto, (inputs,)), outputs(made, (inputs,))
+    assert np.linalg.norm(found - wanted) < 0.05 * np.linalg.norm(wanted)
+
+
 def test_ranges_of_another_network_are_refused(exported: tuple[Any, ...]) -> None:
     with pytest.raises(ProfileError, match="do not belong to this graph"):
         quantise(exported[2], {"x": (0.0, 1.0)}, U8)

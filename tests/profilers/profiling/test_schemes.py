@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import profilers
-from dsa_hw.errors import ProfileError
+from dsa_hw.errors import MeasurementError, ProfileError
 from dsa_hw.utils.files import cache_folder
 from profilers.networks.quantisation import SCHEMES, Int8
 from profilers.profiling.schemes import resolve_for
@@ -38,6 +38,22 @@ def test_a_damaged_cache_is_measured_again(tiny: tuple[nn.Module, tuple[torch.Te
     target = Int8Formula("int8")
     assert resolve_for(*tiny, target).precision == "int8-s8"
     assert target.loaded
+
+
+def test_a_scheme_that_the_runtime_cannot_load_is_left_out(tiny: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
+    class Picky(Int8Formula):
+        refused: tuple[str, ...] = ("int8-s8",)
+
+        def load(self, artefact: bytes, inputs: tuple[Any, ...]) -> Any:
+            if self.precision in self.refused:
+                raise MeasurementError("no kernel")
+            return super().load(artefact, inputs)
+
+    assert resolve_for(*tiny, Picky("int8")).precision == "int8-u8"
+    Picky.refused = ("int8-s8", "int8-u8")
+    other = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(MeasurementError, match="cannot load this network in int8"):
+        resolve_for(other, tiny[1], Picky("int8"))
 
 
 def test_precision_and_threads_may_follow_the_name() -> None:
