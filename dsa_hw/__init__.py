@@ -29,6 +29,7 @@ _HOMES = {
     "MeasurementError": "dsa_hw.errors",
     "MeasuringRules": "profilers",
     "MemoryBudget": "budgets",
+    "Minimum": "dsa_hw.experiments.minimize",
     "MissingDependencyError": "dsa_hw.errors",
     "ModelError": "dsa_hw.errors",
     "ParamsBudget": "budgets",
@@ -57,6 +58,7 @@ _HOMES = {
     "masked": "dsa_hw.channels",
     "load_profile": "profilers",
     "measure": "profilers",
+    "minimize": "dsa_hw.experiments.minimize",
     "profile": "profilers",
     "recover": "dsa_hw.training.recovery",
     "round_widths": "dsa_hw.methods.rounding",
@@ -84,6 +86,7 @@ __all__ = [
     "MeasurementError",
     "MeasuringRules",
     "MemoryBudget",
+    "Minimum",
     "MissingDependencyError",
     "ModelError",
     "ParamsBudget",
@@ -112,6 +115,7 @@ __all__ = [
     "load_profile",
     "masked",
     "measure",
+    "minimize",
     "profile",
     "recover",
     "round_widths",
@@ -151,6 +155,7 @@ if TYPE_CHECKING:
         WidthError,
     )
     from dsa_hw.experiments.compare import compare
+    from dsa_hw.experiments.minimize import Minimum, minimize
     from dsa_hw.experiments.settings import ExperimentSettings
     from dsa_hw.experiments.sweep import sweep
     from dsa_hw.methods.costs import CostSet

@@ -17,7 +17,8 @@ from dsa_hw.utils.packages import OWN, why_hidden
 __all__ = ["build_parser", "main"]
 
 _COMMANDS = (
-    "demo", "inspect", "allocate", "verify", "export", "compare", "sweep", "profile", "fit", "doctor", "setup",
+    "demo", "inspect", "allocate", "minimize", "verify", "export", "compare", "sweep", "profile", "fit", "doctor",
+    "setup",
 )  # fmt: skip
 _EPILOG = """Examples:
   dsa-hw demo

@@ -203,11 +203,12 @@ def add_search(parser: argparse.ArgumentParser, profile: str) -> None:
     add_json(parser)
 
 
-def add_training(parser: argparse.ArgumentParser, budgets: str) -> None:
-    """Add ``--budgets`` with the given help, and what `settings_of` reads."""
+def add_training(parser: argparse.ArgumentParser, budgets: str | None = None) -> None:
+    """Add ``--budgets`` if its help is given, and what `settings_of` reads."""
     default = ExperimentSettings()
     option = parser.add_argument
-    option("--budgets", nargs="+", required=True, metavar="COST=AMOUNT", help=budgets)
+    if budgets is not None:
+        option("--budgets", nargs="+", required=True, metavar="COST=AMOUNT", help=budgets)
     option(
         "--train-epochs", type=amount, metavar="N",
         help="epochs of the dense network (default: 20, or 0 with --weights or without --data)",

@@ -6,6 +6,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.methods.checkpoint import probed_costs
 from dsa_hw.methods.costs import Cost, CostSet
+from dsa_hw.methods.problem import Batches, Loss
 from dsa_hw.pipeline.meters import DENSE
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
@@ -29,9 +31,19 @@ from dsa_hw.utils.text import one_line
 from dsa_hw.zoo.data import Data, load_data
 from dsa_hw.zoo.models import load_model
 
-__all__ = ["named_data", "named_model", "pin_cost", "question_of", "rewind", "train", "train_dense"]
+__all__ = ["Loaders", "named_data", "named_model", "pin_cost", "question_of", "rewind", "train", "train_dense"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Loaders:
+    """Loaders of (inputs, targets) that a user gave, where `Data` has those of a data set."""
+
+    name: str
+    train: Batches | None
+    val: Batches
+    test: Batches | None
 
 
 def named_data(data: str | Data | None, seed: int) -> Data | None:
@@ -90,21 +102,27 @@ def question_of(loaders: Mapping[str, Any], **ingredients: Any) -> dict[str, Any
     return found
 
 
-def pin_cost(folder: RunFolder, cost: Cost, sizes: Ints) -> None:
+def pin_cost(folder: RunFolder, cost: Cost, sizes: Ints, name: str = "cost.json") -> None:
     """Note the cost model by which networks are allocated, and refuse another one once there are networks.
+
+    Args:
+        folder: Where it is noted.
+        cost: The cost model.
+        sizes: Widths of the dense network.
+        name: Of the file; each cost of the folder has its own.
 
     Raises:
         DsaError: Finished networks were allocated by another cost model.
     """
     wanted = Origin({}, tuple(probed_costs(CostSet([cost], sizes))))
-    known = folder.read("cost.json")
+    known = folder.read(name)
     if known is None or not folder.rows():
-        folder.write("cost.json", wanted.to_dict())
+        folder.write(name, wanted.to_dict())
         return
     try:
         different = Origin.from_dict(known).differences(wanted)
     except ValueError as error:
-        raise DsaError(f"Cannot read {folder.path / 'cost.json'}: {one_line(error)}. Delete the folder.") from error
+        raise DsaError(f"Cannot read {folder.path / name}: {one_line(error)}. Delete the folder.") from error
     if different:
         raise DsaError(
             f"{str(folder.path)!r} contains networks that were allocated by another cost model ({different}). Use the "
@@ -130,6 +148,7 @@ def train(
     title: str,
     folder: Path | None = None,
     teacher: nn.Module | None = None,
+    loss: Loss | None = None,
 ) -> None:
     """Train in place; the same call gives the same network.
 
@@ -143,12 +162,13 @@ def train(
         title: Its title.
         folder: Where an interrupted training continues; None starts again.
         teacher: The dense network, for a pruned one.
+        loss: ``loss(outputs, targets)``; None is the cross entropy.
     """
     rewind(loader)
     torch.manual_seed(settings.seed)
     finetune(
         model, loader, epochs, lr=lr, teacher=teacher, precision=settings.precision, progress=progress, title=title,
-        folder=folder,
+        folder=folder, loss=loss or nn.functional.cross_entropy,
     )  # fmt: skip
     model.eval()
 
@@ -156,21 +176,23 @@ def train(
 def train_dense(
     folder: RunFolder,
     model: nn.Module,
-    data: Data,
+    data: Data | Loaders,
     settings: ExperimentSettings,
     *,
     progress: bool,
     say: Callable[[str], None],
+    loss: Loss | None = None,
 ) -> None:
     """Train and test the dense network in place, or load what an earlier run trained.
 
     Args:
         folder: Where the weights are kept.
         model: The dense network.
-        data: Training and test data.
+        data: Training data, and test data if there are any.
         settings: Epochs, learning rate, precision and seed.
         progress: Whether to show a progress bar.
         say: Called with what is done.
+        loss: ``loss(outputs, targets)``; None is the cross entropy.
     """
     kept = folder.weights(DENSE)
     if kept is not None:
@@ -182,8 +204,9 @@ def train_dense(
         unfinished = folder.unfinished(DENSE, "training")
         train(
             model, data.train, settings.train_epochs, settings.lr, settings, progress=progress,
-            title="training the dense network", folder=unfinished,
+            title="training the dense network", folder=unfinished, loss=loss,
         )  # fmt: skip
         shutil.rmtree(unfinished, ignore_errors=True)
     model.eval()
-    folder.keep(DENSE, model, correct=torch.from_numpy(correct_predictions(model, data.test)))
+    tested = {} if data.test is None else {"correct": torch.from_numpy(correct_predictions(model, data.test))}
+    folder.keep(DENSE, model, **tested)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,23 +18,20 @@ import pandas as pd
 import torch
 from torch import nn
 
-from budgets import Budget, CostModel
-from budgets.budget import MeasuredBudget
+from budgets import Budget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
-from dsa_hw.experiments.dense import named_data, named_model, pin_cost, question_of, rewind, train, train_dense
+from dsa_hw.experiments.dense import named_data, named_model, question_of, train_dense
+from dsa_hw.experiments.front import Front
 from dsa_hw.experiments.report import plots
-from dsa_hw.experiments.run_folder import RunFolder, slug
+from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
-from dsa_hw.pipeline.allocate import allocate, check_budgets
-from dsa_hw.pipeline.cost_models import Task, fit_cost_model
+from dsa_hw.pipeline.allocate import check_budgets
 from dsa_hw.pipeline.example_inputs import example_for
-from dsa_hw.pipeline.meters import rules_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights
-from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.random_state import random_state_kept
 from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
@@ -124,143 +120,77 @@ class _SweepRun:
         progress: bool,
         say: Callable[[str], None],
     ) -> None:
-        self.data = named_data(data, settings.seed)
-        self.budgets, self.method, self.options = budgets, method, options
-        self.settings, self.profiling, self.refinement = settings, profiling, refinement
-        self.progress, self.say = progress, say
+        self.data, self.budgets = named_data(data, settings.seed), _ordered(budgets)
         torch.manual_seed(settings.seed)
-        self.dense, self.name, example = named_model(model, profiling.name, self.data, example_inputs)
-        check_finite_weights(self.dense, "the dense network")
-        self.inputs = example_for(self.dense, example)
-        self.target = target = resolve_for(self.dense, self.inputs, target)
+        dense, name, example = named_model(model, profiling.name, self.data, example_inputs)
+        check_finite_weights(dense, "the dense network")
+        inputs = example_for(dense, example)
+        target = resolve_for(dense, inputs, target)
         found = self.data
         # Each point starts from the weights of the one before, so that the budgets belong to the question.
-        self.folder = RunFolder(
+        folder = RunFolder(
             out,
             question_of(
-                {name: getattr(found, name) for name in ("train", "val", "test") if found}, what="sweep",
-                model=self.name, weights=dict(self.dense.state_dict()), method=method,
-                inputs=[[str(x.dtype), *x.shape] for x in self.inputs], data=found.name if found else None,
-                budgets=[b.to_dict() for b in _ordered(budgets)], target=target.title,
+                {name: getattr(found, name) for name in ("train", "val", "test") if found}, what="sweep", model=name,
+                weights=dict(dense.state_dict()), method=method, inputs=[[str(x.dtype), *x.shape] for x in inputs],
+                data=found.name if found else None, budgets=[b.to_dict() for b in self.budgets], target=target.title,
                 samples=profiling.samples, holdout=profiling.holdout, grid=profiling.grid,
                 refinement=asdict(refinement), **settings.question(), options=options,
             ),
         )  # fmt: skip
-        if self.folder.rows():
-            _log.warning("Continuing an earlier sweep: %d points are finished in %s.", len(self.folder.rows()), out)
+        if folder.rows():
+            _log.warning("Continuing an earlier sweep: %d points are finished in %s.", len(folder.rows()), out)
+        self.front = Front(
+            dense, find_groups(dense, inputs), inputs, name, found.train if found else None,
+            found.val if found else None, target, method, options, settings, profiling, refinement, folder, progress,
+            say,
+        )  # fmt: skip
 
     def run(self) -> pd.DataFrame:
         """Train, profile, allocate from the largest budget down."""
+        front, folder = self.front, self.front.folder
         if self.data is not None:
-            train_dense(self.folder, self.dense, self.data, self.settings, progress=self.progress, say=self.say)
-        cost = self._cost()
-        warm = copy.deepcopy(self.dense)
-        ordered = {str(budget.quantity).replace(" ", ""): budget for budget in _ordered(self.budgets)}
+            train_dense(
+                folder, front.dense, self.data, front.settings, progress=front.progress, say=front.say
+            )  # fmt: skip
+        cost = getattr(front.with_cost(self.budgets[0]), "profile", None)
+        warm = copy.deepcopy(front.dense)
+        ordered = {str(budget.quantity).replace(" ", ""): budget for budget in self.budgets}
         infeasible: dict[str, str] = {}
         for number, (id, budget) in enumerate(ordered.items(), 1):
-            kept = self.folder.weights(f"{id} warm")
-            if id in self.folder.rows() and kept is not None:
-                warm.load_state_dict(kept["state_dict"])
+            kept = front.adapted(id) if id in folder.rows() else None
+            if kept is not None:
+                warm = kept
                 continue
-            self.say(f"[{number}/{len(ordered)}] {budget}")
+            front.say(f"[{number}/{len(ordered)}] {budget}")
             try:
-                warm = self._point(id, budget, warm, cost)
+                warm = self._point(id, budget if cost is None else replace(budget, profile=cost), warm)
             except InfeasibleBudgetError as error:
                 if number == 1:
                     raise  # the largest: nothing is left of the front
                 infeasible[str(budget.quantity)] = str(error)
-        return self._table([id for id in ordered if id in self.folder.rows()], infeasible)
+        return self._table([id for id in ordered if id in folder.rows()], infeasible)
 
-    def _cost(self) -> CostModel | None:
-        """Return one cost model for all points; None where the cost is counted."""
-        budget, s = self.budgets[0], self.settings
-        if not isinstance(budget, MeasuredBudget):
-            return None
-        self.say(f"profiling on {self.target.title}")
-        with Bar(self.progress) as bar:
-            task = Task(
-                self.dense, find_groups(self.dense, self.inputs), self.inputs, replace(self.profiling, name=self.name),
-                self.refinement.minimum, s.seed, self.folder.path / "profile.sqlite", bar,
-            )  # fmt: skip
-            source = self.profiling.source if budget.profile is None else budget.profile
-            if source is None and self.folder.rows():  # more measurements would be another cost model
-                source = task.store
-            cost = fit_cost_model(
-                task,
-                self.target,
-                rules_for(budget, self.profiling.rules),
-                source=source,
-                quantity=budget.key,
-                counter=getattr(budget, "counter", None),
-            )
-        pin_cost(self.folder, cost, task.groups.sizes)
-        return cost
-
-    def _point(self, id: str, budget: Budget, warm: nn.Module, cost: CostModel | None) -> nn.Module:
-        s, data = self.settings, self.data
-        options = self.options
-        if data is not None:
-            rewind(data.train, data.val)
-            options = {"epochs": s.epochs, **options}
-        result = allocate(
-            warm,
-            budget,
-            example_inputs=self.inputs,
-            train=data.train if data else None,
-            val=data.val if data else None,
-            target=self.target,
-            method=self.method,
-            options=options,
-            seed=s.seed,
-            progress=self.progress,
-            profiling=replace(self.profiling, source=cost, time_limit=6 * s.reading, name=self.name),
-            refinement=self.refinement,
-        )
-        score = math.nan
-        if data is not None:
-            if s.finetune_epochs:
-                title = f"fine-tuning at {id}"
-                train(
-                    result.model, data.train, s.finetune_epochs, s.finetune_lr, s, progress=self.progress, title=title,
-                    teacher=self.dense,
-                )  # fmt: skip
-            result = result.assess(self.dense, data.test, source="test data")
-            score = result.quality.value.value if result.quality.value else math.nan
-        adapted = result.proposal.model if result.proposal is not None else warm
-        self.folder.keep(id, result.model)
-        self.folder.keep(f"{id} warm", adapted)
-        result.current_plan().save(self.folder.path / "plans" / f"{slug(id)}.json")
-        entry = result.certificate.entries[0]
-        self.folder.add(
-            {
-                "id": id,
-                "asked": str(budget.quantity),
-                "limit": entry.limit,
-                "predicted": entry.predicted,
-                "measured": entry.measured,
-                "low": entry.low,
-                "high": entry.high,
-                "dense": entry.dense,
-                "utilisation": entry.utilisation,
-                "verdict": str(entry.verdict),
-                "measurements": result.certificate.measurements,
-                "accuracy": None if math.isnan(score) else score,
-                "plan": f"plans/{slug(id)}.json",
-                "widths": {str(n): int(w) for n, w in result.widths.items()},
-            }
-        )
-        return adapted
+    def _point(self, id: str, budget: Budget, warm: nn.Module) -> nn.Module:
+        front = self.front
+        result = front.allocate(id, [budget], warm)
+        if self.data is not None:
+            front.finetune(id, result)
+            result = result.assess(front.dense, self.data.test, source="test data")
+        front.keep(id, result, warm)
+        return result.proposal.model if result.proposal is not None else warm
 
     def _table(self, ids: Sequence[str], infeasible: dict[str, str]) -> pd.DataFrame:
-        rows = [self.folder.rows()[id] for id in ids]
+        folder = self.front.folder
+        rows = [folder.rows()[id] for id in ids]
         table = pd.DataFrame([{k: v for k, v in row.items() if k not in ("id", "widths")} for row in rows])
         table["accuracy"] = table["accuracy"].astype(float)
-        write_text(self.folder.path / "front.csv", table.to_csv(index=False))
+        write_text(folder.path / "front.csv", table.to_csv(index=False))
         budget = self.budgets[0]
         unit = "s" if budget.dimension == "time" else budget.dimension
-        plots.save(plots.front(table, budget.title, unit), self.folder.path / "front.png")
+        plots.save(plots.front(table, budget.title, unit), folder.path / "front.png")
         widths = {row["asked"]: row["widths"] for row in rows}
-        table.attrs = {"widths": widths, "infeasible": infeasible, "target": self.target.title}
+        table.attrs = {"widths": widths, "infeasible": infeasible, "target": self.front.target.title}
         return table
 
 

@@ -186,7 +186,7 @@ class Quality:
             name = self.name if self.measure == METRIC else "Accuracy"
             text = (
                 f"{name} {where}: {self._say(self.value)}, dense {self._say(self.dense)}, drop {self._say(self.drop)} "
-                f"({percent(self.confidence, 0)} intervals)"
+                f"({100 * self.confidence:.3g}% intervals)"
             )
         elif self.measure == OUTPUT_ERROR:
             text = f"Relative output error against the dense network {where}: {self._say(self.value)}"
