@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from dsa_hw.cli.options import (
     refinement_options,
     settings_of,
     step_listener,
+    warn_of_random_weights,
 )
 from dsa_hw.utils.arguments import confidence, positive_integer, share
 from dsa_hw.utils.files import refuse_overwriting
@@ -112,12 +114,14 @@ def run(args: argparse.Namespace) -> int:
     cost = parse_budget(args.cost if "=" in args.cost else f"{args.cost}=100%")
     model, inputs, data = load_dense(args)
     assert data is not None  # --data is required
+    settings = settings_of(args)
+    warn_of_random_weights(args, trained=settings.train_epochs > 0)
     found = dsa_hw.minimize(
         model,
         cost,
         args.max_drop,
         train=data.train,
-        val=data.val,
+        val=replace(data.val, shuffle=False),  # every network is judged on all images
         test=data.test,
         budgets=parse_budgets(args.budget),
         example_inputs=inputs,
@@ -127,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         tolerance=args.tolerance,
         most=args.most,
         confidence=args.drop_confidence,
-        settings=settings_of(args),
+        settings=settings,
         profiling=profile_options(args),
         refinement=refinement_options(args),
         out=args.out,
