@@ -101,7 +101,8 @@ def select_channels(
         widths: How many units of each group to keep: K integers, or a mapping from names of groups to integers (all
             units of the groups that it does not name).
         importance: ``gamma`` (scales of batch norms; L1 norms for groups without), ``l1``, ``l2`` (norms of the weights
-            that create the channel), a name registered with `register_importance`, or a function of (model, groups).
+            that create the channel), ``fpgm`` (their distance from the other filters of the layer), a name registered
+            with `register_importance`, or a function of (model, groups).
 
     Returns:
         K sorted arrays of indices. Of units with equal importance, those with lower indices are kept.
@@ -147,27 +148,37 @@ def _combined(groups: ChannelGroups, members: list[_Member]) -> Scores:
     return np.split(score / np.maximum(counts, 1), groups.offsets[1:-1]) if len(groups) else []
 
 
-def _producers(model: nn.Module, groups: ChannelGroups, order: int) -> list[_Member]:
-    """Return for each weight that creates channels the norm of order 1 or 2 of each channel."""
+def _producers(model: nn.Module, groups: ChannelGroups, score: Callable[[Tensor], Tensor]) -> list[_Member]:
+    """Return for each weight that creates channels the score of each channel, a function of its rows (C, values)."""
     parameters = dict(model.named_parameters())
     result = []
     for cut in groups.cuts:
         if cut.role == "out" and cut.dim is not None and cut.tensor in parameters:
             weight = parameters[cut.tensor].detach().movedim(cut.dim, 0).flatten(1).double()
-            result.append((cut.units, torch.linalg.vector_norm(weight, order, dim=1).cpu().numpy()))
+            result.append((cut.units, score(weight).cpu().numpy()))
     return result
 
 
 @register_importance("l1")
 def _l1(model: nn.Module, groups: ChannelGroups) -> Scores:
     """Score by the L1 norm of the weights that create the channel."""
-    return _combined(groups, _producers(model, groups, 1))
+    return _combined(groups, _producers(model, groups, lambda rows: rows.abs().sum(1)))
 
 
 @register_importance("l2")
 def _l2(model: nn.Module, groups: ChannelGroups) -> Scores:
-    """Score by the L2 norm of the weights that create the channel."""
-    return _combined(groups, _producers(model, groups, 2))
+    """Score by the L2 norm of the weights that create the channel, as SFP does (He et al. 2018)."""
+    return _combined(groups, _producers(model, groups, lambda rows: rows.norm(dim=1)))
+
+
+@register_importance("fpgm")
+def _fpgm(model: nn.Module, groups: ChannelGroups) -> Scores:
+    """Score by the distance from the other filters of the layer, as FPGM does (He et al. 2019).
+
+    Filters near the geometric median of the layer, whose summed distance to all others is smallest, go first: the
+    others can replace them best.
+    """
+    return _combined(groups, _producers(model, groups, lambda rows: torch.cdist(rows, rows).sum(1)))
 
 
 @register_importance("auto")

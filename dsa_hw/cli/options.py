@@ -60,7 +60,7 @@ EXIT_CODES = {
     Verdict.INCONCLUSIVE: MeasurementError.exit_code,
 }
 # Listed here because importing the methods takes seconds; a test compares.
-METHODS = ("dsa", "annealing", "global_gamma", "knapsack", "morphnet", "netadapt", "ssl", "uniform")
+METHODS = ("dsa", "annealing", "cem", "global_gamma", "knapsack", "legr", "morphnet", "netadapt", "ssl", "uniform")
 BUDGET_HELP = (
     "latency=5ms, latency=50%%, latency.p95=8ms, flops=50%%, params=2M, memory=64MiB, energy=40mJ or "
     "estimated_energy=50%%"

@@ -66,7 +66,8 @@ class RefinementOptions:
 
     Attributes:
         minimum: Smallest keep ratio of a group.
-        importance: Which channels matter most: "gamma", "l1", "l2", a function, or "auto" for the method's choice.
+        importance: Which channels matter most: "gamma", "l1", "l2", "fpgm", a function, or "auto" for the choice of the
+            method.
         most: Largest number of networks to measure.
         use: Share of the budget that is enough; below it another network is tried.
         confidence: Of the interval that must be within the limit. The network is chosen so that another measurement is

@@ -16,7 +16,12 @@ from dsa_hw.utils.arrays import Floats
 
 Network = tuple[nn.Module, ChannelGroups, Tensor]
 # Options that make a baseline fast.
-QUICK: dict[str, dict[str, Any]] = {"annealing": {"steps": 20}, "netadapt": {"iterations": 6, "batches": 1}}
+QUICK: dict[str, dict[str, Any]] = {
+    "annealing": {"steps": 20},
+    "cem": {"steps": 16, "population": 8},
+    "legr": {"steps": 16, "population": 8, "tournament": 4},
+    "netadapt": {"iterations": 6, "batches": 1},
+}
 # Baselines that train.
 TRAINED = ("ssl", "morphnet")
 

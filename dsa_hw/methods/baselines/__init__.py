@@ -4,8 +4,10 @@ docs/development/baselines.md says what each one is and how it differs from its 
 """
 
 from dsa_hw.methods.baselines.annealing import annealing
+from dsa_hw.methods.baselines.cem import cem
 from dsa_hw.methods.baselines.global_gamma import global_gamma
 from dsa_hw.methods.baselines.knapsack import knapsack
+from dsa_hw.methods.baselines.legr import legr
 from dsa_hw.methods.baselines.morphnet import allocate_morphnet, morphnet, train_morphnet
 from dsa_hw.methods.baselines.netadapt import netadapt
 from dsa_hw.methods.baselines.ssl import allocate_ssl, ssl, train_ssl
@@ -15,8 +17,10 @@ __all__ = [
     "allocate_morphnet",
     "allocate_ssl",
     "annealing",
+    "cem",
     "global_gamma",
     "knapsack",
+    "legr",
     "morphnet",
     "netadapt",
     "ssl",

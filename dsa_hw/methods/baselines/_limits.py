@@ -45,6 +45,10 @@ class Limits:
         """Clip keep ratios to between the floor and 1."""
         return np.clip(alpha, self.floor, 1.0)
 
+    def nearest(self, alpha: Floats) -> Ints:
+        """Return the nearest whole widths (K,), at least 1."""
+        return np.maximum(np.rint(alpha * self.sizes).astype(np.int64), 1)
+
     def largest(self, path: Callable[[float], Floats], high: float) -> Floats:
         """Return ``path(t)`` with the largest t up to ``high`` that keeps the limits; ``path(0)`` must keep them."""
         return last_feasible(lambda t: self.clip(path(t)), self.costs.keeps, high)

@@ -37,7 +37,7 @@ def needs_train(problem: Problem, method: str) -> Batches:
     if problem.train is None:
         raise TrainingError(
             f"Method {method!r} trains the network and needs a `train` loader of (inputs, targets). Give one, or "
-            "choose a method that does not train: uniform, global_gamma, netadapt, annealing, knapsack."
+            "choose a method that does not train: uniform, global_gamma, netadapt, annealing, cem, legr, knapsack."
         )
     return problem.train
 

@@ -14,7 +14,7 @@ from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
 from dsa_hw.methods.baselines._limits import Limits
 from dsa_hw.methods.baselines._options import Evaluation, baseline
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.arrays import Floats
 
 __all__ = ["annealing"]
 
@@ -58,7 +58,7 @@ def annealing(problem: Problem, limits: Limits, options: AnnealingOptions) -> Pr
     evaluator = Evaluator(problem, problem.model, importance, options)
     rng = np.random.default_rng(problem.seed)
     present = best = limits.scaled(np.ones(len(problem.groups)))
-    loss = least = evaluator(_widths(present, limits))
+    loss = least = evaluator(limits.nearest(present))
     # Uniform pruning may cost nothing on few batches; then no worse point is accepted.
     unit = max(loss - evaluator.dense, 1e-12) if math.isfinite(loss) else max(abs(evaluator.dense), 1e-12)
     rows = [{"step": 0, "loss": loss, "accepted": True, "best": least}]
@@ -67,7 +67,7 @@ def annealing(problem: Problem, limits: Limits, options: AnnealingOptions) -> Pr
         temperature = unit * options.hot * (options.cold / options.hot) ** done
         spread = options.wide * (options.narrow / options.wide) ** done
         trial = _moved(present, spread, limits, rng)
-        found = evaluator(_widths(trial, limits))
+        found = evaluator(limits.nearest(trial))
         accepted = found <= loss or rng.random() < math.exp(-(found - loss) / temperature)
         if accepted:
             present, loss = trial, found
@@ -81,8 +81,3 @@ def _moved(alpha: Floats, spread: float, limits: Limits, rng: np.random.Generato
     chosen = rng.random(alpha.size) < max(2.0 / alpha.size, 0.2)
     chosen[rng.integers(alpha.size)] = True
     return limits.scaled(limits.clip(alpha * np.exp(spread * rng.standard_normal(alpha.size) * chosen)))
-
-
-def _widths(alpha: Floats, limits: Limits) -> Ints:
-    """Return the nearest whole widths (K,), at least 1."""
-    return np.maximum(np.rint(alpha * limits.sizes).astype(np.int64), 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,18 @@ import pandas as pd
 import torch
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
+from torch import Tensor, nn
 
 from dsa_hw.errors import DsaError
-from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
+from dsa_hw.methods.baselines._evaluation import Evaluator, prepared, seeded, unit_scores
 from dsa_hw.methods.baselines._limits import Limits
-from dsa_hw.methods.baselines._options import Compute, Evaluation, baseline
+from dsa_hw.methods.baselines._options import Evaluation, Training, baseline
+from dsa_hw.methods.baselines._training import fine_tune, needs_train
+from dsa_hw.methods.baselines._units import masks_of, ranks
 from dsa_hw.methods.dsa.fisher import mask_slopes
 from dsa_hw.methods.problem import Problem, Proposal
-from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.training.loaders import RepeatingLoader
+from dsa_hw.utils.arrays import Bools, Floats, Ints
 from dsa_hw.utils.inputs import as_inputs
 
 __all__ = ["knapsack"]
@@ -29,16 +34,21 @@ _DRAWS = 4
 
 
 @dataclass(frozen=True)
-class KnapsackOptions(Compute):
+class KnapsackOptions(Training):
     """Options of the knapsack.
 
     Attributes:
+        steps: Steps in which the limits fall linearly from the dense costs. Importance is taken again at each, in the
+            network as it is pruned by then, and averaged over the steps.
+        tune_steps: Weight steps on the masked network after each step but the last.
         batches: How many batches to take importance from, the first ones; as many as DSA ranks channels with.
         levels: Widths per group in one integer program, at most.
         rounds: Integer programs, at most.
         gap: Relative optimality gap at which the solver stops.
     """
 
+    steps: int = 1
+    tune_steps: int = 0
     batches: int = 16
     levels: int = 32
     rounds: int = 60
@@ -47,10 +57,10 @@ class KnapsackOptions(Compute):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.batches < 1 or self.levels < 2 or self.rounds < 1:
+        if self.steps < 1 or self.batches < 1 or self.levels < 2 or self.rounds < 1:
             raise DsaError(
-                "Options of knapsack must have batches >= 1, levels >= 2 and rounds >= 1; got "
-                f"{self.batches}, {self.levels} and {self.rounds}."
+                "Options of knapsack must have steps >= 1, batches >= 1, levels >= 2 and rounds >= 1; got "
+                f"{self.steps}, {self.batches}, {self.levels} and {self.rounds}."
             )
 
 
@@ -68,14 +78,37 @@ def knapsack(problem: Problem, limits: Limits, options: KnapsackOptions) -> Prop
     If it exceeds a limit, that limit is tightened by the excess and the program is solved again. After a few times the
     range around p in which widths may be chosen is halved. The search ends when the range is empty.
 
-    Importance is `taylor_scores` unless ``problem.importance`` names another, which should be comparable between groups
-    (those by norms of weights are not: each group has mean 1).
+    Importance is that of `Taylor` unless ``problem.importance`` names another, which should be comparable between
+    groups (those by norms of weights are not: each group has mean 1). With several ``steps`` units that are gone stay
+    gone.
     """
-    importance = taylor_scores(problem, options) if problem.importance == "auto" else unit_scores(problem)
-    program = _Program(limits, importance, options)
-    position, rows = program.solve()
-    widths = program.widths(position)
-    return Proposal(widths / limits.sizes, problem.model, importance, pd.DataFrame(rows))
+    taylor = Taylor(problem, options) if problem.importance == "auto" else None
+    trains = options.tune_steps > 0 and options.steps > 1
+    batches = RepeatingLoader(needs_train(problem, "knapsack")) if trains else None
+    model = prepared(problem.model, options) if trains else problem.model
+    costs, widths = limits.costs, limits.sizes
+    importance = [np.zeros(size) for size in limits.sizes]
+    alive = [np.ones(size, bool) for size in limits.sizes]
+    rows: list[dict[str, Any]] = []
+    with seeded(problem, problem.model):
+        for step in range(1, options.steps + 1):
+            scores = taylor(model, alive) if taylor else unit_scores(replace(problem, model=model))
+            importance = [
+                np.where(kept, old + (new - old) / step, 0.0)
+                for old, new, kept in zip(importance, scores, alive, strict=True)
+            ]
+            left = 1.0 - step / options.steps
+            bounds = costs.limits + left * np.maximum(costs.dense - costs.limits, 0.0)
+            here = Limits(replace(problem, costs=costs.with_limits(bounds)))
+            program = _Program(here, importance, options)
+            position, found = program.solve()
+            widths = np.minimum(program.widths(position), [int(kept.sum()) for kept in alive])
+            masks = masks_of(ranks(importance), widths)
+            alive = [mask.numpy() > 0 for mask in masks]
+            rows += [{"step": step, **row} for row in found]
+            if batches is not None and step < options.steps:
+                fine_tune(problem, model, options, masks, batches, options.tune_steps)
+    return Proposal(widths / limits.sizes, model, importance, pd.DataFrame(rows))
 
 
 class _Program:
@@ -160,38 +193,51 @@ class _Program:
         return np.union1d(even, [present]).astype(np.int64)
 
 
-def taylor_scores(problem: Problem, options: KnapsackOptions) -> list[Floats]:
-    """Return the mean of (dL/dm_u)^2 at masks of 1, K arrays (C_k,), in the estimate that DSA ranks channels with.
+class Taylor:
+    """The mean of (dL/dm_u)^2 of each unit, in the estimate that DSA ranks channels with.
 
     That is the squared first-order change of the loss when unit u is removed, and comparable between groups. Synthetic
     inputs have the dense outputs as targets, where the gradient is 0. There the second order is used: in the
     Gauss-Newton approximation it is the mean square of d(v . outputs)/dm_u over random signs v.
-
-    Raises:
-        DsaError: The loss has no gradient by the masks.
     """
-    how = Evaluation(options.precision, options.channels_last, options.batches, statistics="stored")
-    evaluator = Evaluator(problem, problem.model, unit_scores(problem), how)
-    for parameter in evaluator.model.parameters():
-        parameter.requires_grad_(False)
-    if evaluator.synthetic:
-        found = _output_slopes(problem, evaluator)
-    else:
-        batches = evaluator.batches
-        found = mask_slopes(evaluator.model, problem.groups, batches, problem.loss, precision=options.precision)
-    if not any(score.any() for score in found):
-        raise DsaError(
-            "The loss has no gradient at the dense network, so that all Taylor importances are 0. Its targets may be "
-            "its own outputs. Give labels, or no data at all, or another importance such as importance='gamma'."
-        )
-    return found
+
+    def __init__(self, problem: Problem, options: KnapsackOptions) -> None:
+        """Fetch the batches."""
+        how = Evaluation(options.precision, options.channels_last, options.batches, statistics="stored")
+        self._problem, self._precision = problem, options.precision
+        self._evaluator = Evaluator(problem, problem.model, unit_scores(problem), how)
+
+    def __call__(self, model: nn.Module, alive: Sequence[Bools] | None = None) -> list[Floats]:
+        """Return K arrays (C_k,) for a network without the units that are not ``alive``; None keeps all.
+
+        Raises:
+            DsaError: The loss has no gradient by the masks.
+        """
+        problem, evaluator = self._problem, self._evaluator
+        evaluator.load(model)
+        for parameter in evaluator.model.parameters():
+            parameter.requires_grad_(False)
+        sizes = problem.groups.sizes.tolist()
+        masks = [torch.ones(c) if alive is None else torch.from_numpy(alive[k]).float() for k, c in enumerate(sizes)]
+        if evaluator.synthetic:
+            found = _output_slopes(problem, evaluator, masks)
+        else:
+            found = mask_slopes(
+                evaluator.model, problem.groups, evaluator.batches, problem.loss, precision=self._precision, at=masks
+            )
+        if not any(score.any() for score in found):
+            raise DsaError(
+                "The loss has no gradient at the dense network, so that all Taylor importances are 0. Its targets may "
+                "be its own outputs. Give labels, or no data at all, or another importance such as importance='gamma'."
+            )
+        return found
 
 
-def _output_slopes(problem: Problem, evaluator: Evaluator) -> list[Floats]:
+def _output_slopes(problem: Problem, evaluator: Evaluator, at: Sequence[Tensor]) -> list[Floats]:
     generator = torch.Generator().manual_seed(problem.seed)
     sums = [np.zeros(size) for size in problem.groups.sizes.tolist()]
     for inputs, _ in evaluator.batches:
-        masks = [torch.ones(size, requires_grad=True) for size in problem.groups.sizes.tolist()]
+        masks = [mask.clone().requires_grad_() for mask in at]
         with torch.enable_grad(), evaluator.running(masks):
             args, kwargs = as_inputs(inputs)
             outputs = evaluator.model(*args, **kwargs)
@@ -204,7 +250,7 @@ def _output_slopes(problem: Problem, evaluator: Evaluator) -> list[Floats]:
     return [total / (_DRAWS * len(evaluator.batches)) for total in sums]
 
 
-def _projected(outputs: Any, generator: torch.Generator) -> torch.Tensor:
+def _projected(outputs: Any, generator: torch.Generator) -> Tensor:
     parts = []
     for y in torch.utils._pytree.tree_leaves(outputs):
         if isinstance(y, torch.Tensor) and y.is_floating_point():

@@ -65,7 +65,9 @@ def netadapt(problem: Problem, limits: Limits, options: NetAdaptOptions) -> Prop
             left = 1.0 - i / options.iterations
             search.reach(i, limits.costs.limits + left * np.maximum(limits.costs.dense - limits.costs.limits, 0.0))
             bar.update()
-    return Proposal(search.widths / limits.sizes, search.tuned, search.importance, pd.DataFrame(search.rows))
+    # Weights that were tuned only to score a candidate are not kept.
+    weights = search.tuned if options.tune_steps else problem.model
+    return Proposal(search.widths / limits.sizes, weights, search.importance, pd.DataFrame(search.rows))
 
 
 class _Search:

@@ -8,7 +8,7 @@ So the mean square of the gradient of the mask ranks units by the cost of their 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,15 +55,25 @@ def fisher(
 
 
 def mask_slopes(
-    model: nn.Module, groups: ChannelGroups, batches: Iterable[Any], loss: Loss, *, precision: str = "fp32"
+    model: nn.Module,
+    groups: ChannelGroups,
+    batches: Iterable[Any],
+    loss: Loss,
+    *,
+    precision: str = "fp32",
+    at: Sequence[Tensor] | None = None,
 ) -> list[NDArray[np.float64]]:
-    """Return the mean of (dL/dm_u)^2 as it is, K arrays (C_k,), comparable between groups; arguments as in `fisher`."""
+    """Return the mean of (dL/dm_u)^2 as it is, K arrays (C_k,), comparable between groups; arguments as in `fisher`.
+
+    ``at`` are the masks (C_k,) at which the derivative is taken; None is 1 for all units.
+    """
     sizes, device = groups.sizes.tolist(), device_of(model)
     sums, count = [np.zeros(size) for size in sizes], 0
     with evaluating(model):
         for batch in batches:
             for part in _parts(on_device(batch, device)):
-                masks = [torch.ones(size, device=device, requires_grad=True) for size in sizes]
+                masks = [(torch.ones(c) if at is None else at[k]).to(device) for k, c in enumerate(sizes)]
+                masks = [mask.detach().clone().requires_grad_() for mask in masks]
                 with torch.enable_grad(), masked(model, groups, masks), autocast(precision, device):
                     slopes = torch.autograd.grad(checked_loss(model, part, loss), masks, allow_unused=True)
                 for total, slope in zip(sums, slopes, strict=True):

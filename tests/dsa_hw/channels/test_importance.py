@@ -43,6 +43,20 @@ def test_function_and_l2_as_importance(small: Small) -> None:
     assert select_channels(small, groups, [1, 12], importance="l2")[0].tolist() == [3]
 
 
+def test_fpgm_removes_the_filter_that_the_others_replace_best() -> None:
+    """Against distances by hand; the filter in the middle has a large norm and goes all the same."""
+    model = nn.Sequential(conv(3, 5, 1, bias=False), nn.ReLU(), head(5))
+    corners = torch.tensor([[9.0, 9, 9], [11, 9, 9], [9, 11, 9], [9, 9, 11], [9.5, 9.5, 9.5]])
+    with torch.no_grad():
+        model[0].weight.copy_(corners.view(5, 3, 1, 1))
+    groups = find_groups(model, IMAGE)
+    (score,) = scores(model, groups, "fpgm")
+    wanted = np.array([sum(np.linalg.norm(a - b) for b in corners.numpy()) for a in corners.numpy()])
+    np.testing.assert_allclose(score, wanted / wanted.mean(), rtol=1e-6)
+    assert select_channels(model, groups, [4], "fpgm")[0].tolist() == [0, 1, 2, 3]
+    assert select_channels(model, groups, [4], "l2")[0].tolist() == [1, 2, 3, 4]
+
+
 def test_nan_importance_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
     with torch.no_grad():
@@ -53,5 +67,5 @@ def test_nan_importance_is_rejected(small: Small) -> None:
 
 def test_unknown_importance_is_rejected(small: Small) -> None:
     groups = find_groups(small, IMAGE)
-    with pytest.raises(WidthError, match="Available importances: auto, gamma, l1, l2"):
+    with pytest.raises(WidthError, match="Available importances: auto, fpgm, gamma, l1, l2"):
         select_channels(small, groups, [4, 4], importance="taylor")

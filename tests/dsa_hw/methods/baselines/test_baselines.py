@@ -18,7 +18,7 @@ from dsa_hw.methods.problem import realise
 from dsa_hw.methods.registry import available_methods, solve
 from tests.fakes.problems import Network, problem_of, used
 
-METHODS = ("uniform", "global_gamma", "ssl", "morphnet", "netadapt", "annealing", "knapsack")
+METHODS = ("uniform", "global_gamma", "ssl", "morphnet", "netadapt", "annealing", "knapsack", "legr", "cem")
 every = pytest.mark.parametrize("name", METHODS)
 
 
@@ -116,7 +116,7 @@ def test_same_seed_gives_the_same_proposal_and_global_random_numbers_are_kept(ne
     assert first.history.equals(second.history)
 
 
-@pytest.mark.parametrize("name", ["netadapt", "annealing", "knapsack"])
+@pytest.mark.parametrize("name", ["netadapt", "annealing", "knapsack", "legr", "cem"])
 @pytest.mark.parametrize("guidance", ["val", "none"])
 def test_group_without_effect_is_pruned_most(dead_branch: Network, name: str, guidance: str) -> None:
     model, groups, _ = dead_branch
@@ -129,7 +129,7 @@ def test_group_without_effect_is_pruned_most(dead_branch: Network, name: str, gu
         labels = name == "knapsack"
         more["val"] = [(inputs, target.argmax(1) if labels else target)]
         more["loss"] = nn.functional.cross_entropy if labels else nn.functional.mse_loss
-    options: dict[str, Any] = {"annealing": {"steps": 150}}.get(name, {})
+    options: dict[str, Any] = {"annealing": {"steps": 150}, "legr": {"population": 16}}.get(name, {})
     if name != "knapsack":  # whose importance is always that of the dense network as it is
         options["statistics"] = "stored"
     problem = problem_of(dead_branch, share=0.6, options=options, **more)
@@ -144,7 +144,7 @@ def test_group_without_effect_is_pruned_most(dead_branch: Network, name: str, gu
     assert errors[0] < 0.5 * errors[1]
 
 
-@pytest.mark.parametrize("name", ["netadapt", "annealing", "knapsack"])
+@pytest.mark.parametrize("name", ["netadapt", "annealing", "knapsack", "legr", "cem"])
 def test_unusable_data_is_refused_with_the_reason(network: Network, name: str) -> None:
     with pytest.raises(DsaError, match="no batch"):
         solve(problem_of(network, name, val=[]), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from dsa_hw.errors import DsaError, InfeasibleBudgetError
 from dsa_hw.methods.baselines import knapsack
 from dsa_hw.methods.baselines._limits import Limits
-from dsa_hw.methods.baselines.knapsack import KnapsackOptions, _Program, taylor_scores
+from dsa_hw.methods.baselines.knapsack import KnapsackOptions, Taylor, _Program
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.problem import Problem
@@ -87,7 +88,7 @@ def test_solution_is_near_optimal_for_coupled_costs() -> None:
 def test_taylor_scores_are_the_fisher_scores_that_dsa_ranks_with(network: Network) -> None:
     model, groups, _ = network
     val = list(loader(512, 32, shuffle=False))
-    scores = taylor_scores(problem_of(network, val=val), KnapsackOptions())
+    scores = Taylor(problem_of(network, val=val), KnapsackOptions())(model)
     for one, other in zip(scores, fisher(model, groups, val, nn.functional.cross_entropy), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
@@ -111,3 +112,37 @@ def test_loss_without_gradient_is_refused_for_taylor_importance(dead_branch: Net
         knapsack(problem_of(dead_branch, val=val, loss=nn.functional.mse_loss))
     other = problem_of(dead_branch, val=val, loss=nn.functional.mse_loss, importance="l1")
     assert used(other, knapsack(other).alpha)[0] <= 1.0
+
+
+def test_several_steps_meet_the_budget_and_tune_between(network: Network) -> None:
+    options = {"steps": 3, "tune_steps": 2, "batches": 1}
+    problem = problem_of(network, share=0.4, options=options, train=loader(), val=loader())
+    proposal = knapsack(problem)
+    assert used(problem, proposal.alpha)[0] <= 1.0
+    assert sorted(set(proposal.history["step"])) == [1, 2, 3]
+    assert proposal.model is not problem.model
+    pairs = zip(problem.model.parameters(), proposal.model.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+    again = knapsack(problem)
+    np.testing.assert_array_equal(proposal.alpha, again.alpha)
+    with pytest.raises(DsaError, match="`train` loader"):
+        knapsack(replace(problem, train=None))
+
+
+def test_importance_is_averaged_over_steps_and_units_that_are_gone_stay_gone(network: Network) -> None:
+    """Against two calls by hand: the importance of the second step is that of the network after the first."""
+    val = list(loader(64, 32, shuffle=False))
+    problem = problem_of(network, share=0.5, val=val, options={"steps": 2})
+    proposal = knapsack(problem)
+    dense = problem.costs.dense
+    half = problem.costs.limits + 0.5 * (dense - problem.costs.limits)
+    first = knapsack(replace(problem, costs=problem.costs.with_limits(half), options={}))
+    assert first.importance is not None
+    assert proposal.importance is not None
+    widths = np.rint(first.alpha * problem.groups.sizes).astype(int)
+    assert (np.rint(proposal.alpha * problem.groups.sizes) <= widths).all()
+    pairs = zip(first.importance, widths, strict=True)
+    alive = [np.isin(np.arange(len(s)), np.argsort(-s, kind="stable")[:w]) for s, w in pairs]
+    second = Taylor(problem, KnapsackOptions())(problem.model, alive)
+    for found, one, two, kept in zip(proposal.importance, first.importance, second, alive, strict=True):
+        np.testing.assert_allclose(found, np.where(kept, (one + two) / 2, 0.0), rtol=1e-6, atol=1e-30)

@@ -29,6 +29,17 @@ def test_weights_are_tuned_between_iterations(network: Network) -> None:
         netadapt(dataclasses.replace(problem, train=None))
 
 
+def test_candidates_are_scored_after_short_term_fine_tuning_that_is_discarded(network: Network) -> None:
+    val = list(loader(32, shuffle=False))
+    options = {"iterations": 2, "batches": 1}
+    plain = problem_of(network, share=0.8, val=val, train=loader(shuffle=False), options=options)
+    tuned = dataclasses.replace(plain, options={**options, "score_steps": 20, "lr": 0.05})
+    before, proposal = netadapt(plain), netadapt(tuned)
+    assert (proposal.history["loss"].to_numpy() < before.history["loss"].to_numpy()).all()
+    assert proposal.model is plain.model, "the weights of the scores are not kept, so they can be recovered"
+    assert used(tuned, proposal.alpha)[0] <= 1.0
+
+
 def test_first_group_has_the_least_loss_of_all(network: Network) -> None:
     """Against the definition, group by group."""
     model, groups, _ = network
