@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from budgets import Budget
+from budgets.budget import MeasuredBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 from dsa_hw.experiments.dense import named_data, named_model, question_of, train_dense
@@ -164,7 +165,8 @@ class _SweepRun:
                 continue
             front.say(f"[{number}/{len(ordered)}] {budget}")
             try:
-                warm = self._point(id, budget if cost is None else replace(budget, profile=cost), warm)
+                known = replace(budget, profile=cost) if isinstance(budget, MeasuredBudget) else budget
+                warm = self._point(id, known, warm)
             except InfeasibleBudgetError as error:
                 if number == 1:
                     raise  # the largest: nothing is left of the front

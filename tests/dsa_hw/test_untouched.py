@@ -126,6 +126,9 @@ CALLS: dict[str, Callable[[Caching, Path], Any]] = {
     "allocate on val": lambda m, _: dsa_hw.allocate(m, HALF, val=DATA, options={"steps": 3}, **QUIET),
     "allocate on train": lambda m, _: dsa_hw.allocate(m, HALF, train=DATA, val=DATA, options={"steps": 3}, **QUIET),
     "sweep": lambda m, _: dsa_hw.sweep(m, [HALF, FlopsBudget("70%")], method="uniform", example_inputs=IMAGE),
+    "minimize": lambda m, _: dsa_hw.minimize(
+        m, "flops", "99%", val=DATA, method="uniform", most=1, example_inputs=IMAGE, progress=False
+    ),
 }
 
 
