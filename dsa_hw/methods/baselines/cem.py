@@ -16,7 +16,7 @@ from dsa_hw.methods.problem import Problem, Proposal
 
 __all__ = ["cem"]
 
-# The distribution moves half of the way to the best draws, and keeps some width, so that the search does not stop early.
+# The distribution moves half of the way to the best draws and keeps some width, so that it does not stop early.
 _KEEP = 0.5
 _FLOOR = 0.05  # of log alpha
 
