@@ -35,7 +35,7 @@ from dsa_hw.pipeline.quality import Metric
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.utils.modules import weights_digest
 from dsa_hw.utils.progress import Bar
-from profilers.targets import resolve
+from profilers.profiling.schemes import resolve_for
 
 if TYPE_CHECKING:
     from profilers.targets import Target
@@ -91,7 +91,7 @@ class Front:
         """Return a measured budget with its cost model, profiled once; a counted budget as it is."""
         if not isinstance(budget, MeasuredBudget):
             return budget
-        target = resolve(budget.target) if budget.target else self.target
+        target = resolve_for(self.dense, self.inputs, budget.target or self.target)
         self.say(f"profiling on {target.title}")
         rules = rules_for(budget, self.profiling.rules)
         with Bar(self.progress) as bar:

@@ -54,6 +54,7 @@ from dsa_hw.utils.modules import check_finite_weights
 from dsa_hw.utils.numbers import check_share
 from dsa_hw.utils.random_state import random_state_kept
 from dsa_hw.utils.text import percent, unknown_name
+from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ class _Search:
         dense, name, example = named_model(model, profiling.name, None, example_inputs)
         check_finite_weights(dense, "the dense network")
         inputs = example_for(dense, example)
+        target = resolve_for(dense, inputs, target)
         data = {part: getattr(loaders, part) for part in ("train", "val", "test")}
         for part, loader in data.items():
             check_loader(dense, loader, part)
