@@ -26,6 +26,7 @@ from dsa_hw.cli.options import (
     warn_of_random_weights,
 )
 from dsa_hw.errors import ModelError
+from dsa_hw.experiments.report import write_allocation
 from dsa_hw.utils.arguments import amount
 from dsa_hw.utils.files import refuse_overwriting
 from dsa_hw.utils.text import percent
@@ -47,11 +48,12 @@ _EXAMPLES = """Examples:
   dsa-hw allocate --model resnet20 --data cifar10 --weights resnet20.pt \\
       --budget latency=0.3ms --precision int8
 
-OUT gets plan.json (with the certificate), model.safetensors (weights),
-widths.csv, cost_model.json and the measurements; with --precision int8 also
-model.int8.onnx. After an interruption the same command continues. Exit
-codes: 0 every budget is met, 2 invalid input, 3 a budget cannot be met or is
-not met, 4 the measurement is less precise than --require, or inconclusive.
+OUT gets index.html (the result as a page), plan.json (with the certificate),
+model.safetensors (weights), widths.csv, cost_model.json and the measurements;
+with --precision int8 also model.int8.onnx. After an interruption the same
+command continues. Exit codes: 0 every budget is met, 2 invalid input, 3 a
+budget cannot be met or is not met, 4 the measurement is less precise than
+--require, or inconclusive.
 
 --json prints an object with model, certificate, widths, accuracy, out.
 """
@@ -122,6 +124,10 @@ def run(args: argparse.Namespace) -> int:
     if data:
         result, accuracy = _assessed(model, result, data, args)
     certificate = result.certificate
+    check = ["dsa-hw", "verify", str(args.out / "plan.json"), "--model", args.model]
+    if args.target != DEFAULT_TARGET:
+        check += ["--target", args.target]
+    write_allocation(result, args.out / "index.html", model=args.model, command=shlex.join(check))
     if args.json:
         content = {
             "model": args.model,
@@ -135,10 +141,7 @@ def run(args: argparse.Namespace) -> int:
         print(result)
         if "fine-tuned" in accuracy:
             print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
-        check = ["dsa-hw", "verify", str(args.out / "plan.json"), "--model", args.model]
-        if args.target != DEFAULT_TARGET:
-            check += ["--target", args.target]
-        print(f"saved: {args.out}\nnext: {shlex.join(check)}")
+        print(f"saved: {args.out} (open {args.out / 'index.html'})\nnext: {shlex.join(check)}")
     return EXIT_CODES[certificate.verdict]
 
 

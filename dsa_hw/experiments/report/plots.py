@@ -33,8 +33,10 @@ __all__ = [
     "front",
     "fronts",
     "keep_ratios",
+    "kept_channels",
     "prediction",
     "saw_tooth",
+    "steps",
 ]
 
 # Okabe and Ito's palette. Every colour is used once, so that as_svg can replace it by the variable of the same name.
@@ -312,6 +314,33 @@ def convergence(findings: Findings) -> Figure | None:
         if not drawn:
             return None
         axes.plot([], [], color=COLOURS["muted"], lw=0.8, ls=":", label="limit in force")
+        axes.set(xlabel="step", ylabel="cost [% of dense]")
+        axes.set_ylim(bottom=0)
+        _legend_below(figure, axes)
+    return figure
+
+
+def kept_channels(ratios: pd.Series[float]) -> Figure:
+    """Draw the keep ratio of every channel group as a bar, in the order of the network."""
+    shown = ratios if len(ratios) <= _MOST_GROUPS else ratios.nsmallest(_MOST_GROUPS).sort_index()
+    place = np.arange(len(shown))[::-1]
+    with _style():
+        figure, axes = _figure(height=1.0 + 0.165 * len(shown))
+        axes.barh(place, 100 * shown.to_numpy(float), color=COLOURS["latency"], height=0.7)
+        axes.set_yticks(place, [_short(str(name)) for name in shown.index])
+        axes.set(xlabel="kept channels [%]", xlim=(0, 104), ylim=(-0.8, len(shown) - 0.2))
+        axes.grid(axis="y", visible=False)
+    return figure
+
+
+def steps(history: pd.DataFrame) -> Figure | None:
+    """Draw cost and limit of one allocation by step, as shares of the dense cost; None without such a history."""
+    if history.empty or not {"step", "cost", "limit"} <= set(history.columns):
+        return None
+    with _style():
+        figure, axes = _figure()
+        axes.plot(history["step"], 100 * history["cost"], color=COLOURS["latency"], label="cost", zorder=3)
+        axes.plot(history["step"], 100 * history["limit"], color=COLOURS["muted"], lw=0.9, ls=":", label="limit")
         axes.set(xlabel="step", ylabel="cost [% of dense]")
         axes.set_ylim(bottom=0)
         _legend_below(figure, axes)

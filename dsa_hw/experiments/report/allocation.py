@@ -1,0 +1,171 @@
+"""Render the result of one allocation as an HTML page: asked, got, verdict, what is left, and the widths."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from markupsafe import Markup
+
+from budgets.budget import BUDGETS
+from dsa_hw.experiments.report import plots
+from dsa_hw.experiments.report.templating import Card, Cell, Picture, Table, render_page
+from dsa_hw.pipeline.certificate import Entry
+from dsa_hw.pipeline.quality import METRIC, Quality
+from dsa_hw.pipeline.reading import Verdict
+from dsa_hw.pipeline.result import Allocation
+from dsa_hw.units import format_magnitude
+from dsa_hw.utils.files import write_text
+from dsa_hw.utils.text import percent
+
+__all__ = ["render_allocation", "write_allocation"]
+
+_UNKNOWN = "\N{EN DASH}"
+_VERDICTS = {
+    Verdict.MET: "All budgets are met",
+    Verdict.NOT_MET: "A budget is not met",
+    Verdict.INCONCLUSIVE: "The measurement cannot tell whether the budgets are met",
+}
+
+
+def write_allocation(result: Allocation, path: Path, *, model: str, command: str = "") -> Path:
+    """Write the page of a result to ``path``, whole or not at all; arguments as for `render_allocation`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render_allocation(result, model=model, command=command))
+    return path
+
+
+def render_allocation(result: Allocation, *, model: str, command: str = "") -> str:
+    """Return the page of a result as text.
+
+    Args:
+        result: The result.
+        model: Name of the network.
+        command: The command that verifies the result.
+    """
+    certificate = result.certificate
+    entries = certificate.entries
+    first = entries[0]
+    shapes = ", ".join("x".join(map(str, shape)) for shape in result.plan.inputs)
+    targets = ", ".join(dict.fromkeys(e.target for e in entries))
+    environment = {name: value for entry in entries for name, value in entry.environment.items()}
+    verdict = certificate.verdict
+    return render_page(
+        "allocation.html",
+        title=f"{model}: {first.asked}",
+        version=certificate.versions.get("dsa_hw", ""),
+        date=certificate.date,
+        where=f"{model} · {shapes} · {targets} · {certificate.date}",
+        headline=_headline(first),
+        verdict=str(verdict),
+        verdict_class=str(verdict).lower().replace(" ", "-"),
+        lede=f"{_VERDICTS[verdict]}. {certificate.quality}",
+        warnings=[entry.doubt for entry in entries if entry.doubt],
+        cards=_cards(result),
+        budgets=_budgets(entries),
+        pictures=_pictures(result),
+        measured=[
+            ("networks measured", str(certificate.measurements)),
+            *([("weights", result.recovery)] if result.recovery else []),
+            *sorted((environment | dict(certificate.versions)).items()),
+        ],
+        command=command,
+        widths=_widths(result),
+    )
+
+
+def _kind(entry: Entry) -> str:
+    """Return the key of a budget, which has a colour."""
+    return next((key for key, cls in BUDGETS.items() if cls.__name__ == entry.budget["kind"]), "")
+
+
+def _headline(entry: Entry) -> str:
+    """Return what was asked and what came out, in one sentence."""
+
+    def say(value: float) -> str:
+        return format_magnitude(value, entry.dimension)
+
+    got = say(entry.measured) if math.isfinite(entry.measured) else "nothing that could be measured"
+    return f"Asked: {entry.asked}, that is {say(entry.limit)}. Got: {got}."
+
+
+def _cards(result: Allocation) -> list[Card]:
+    entry, quality = result.certificate.entries[0], result.quality
+
+    def say(value: float) -> str:
+        return format_magnitude(value, entry.dimension) if math.isfinite(value) else _UNKNOWN
+
+    how = entry.estimated or ("measured" if entry.runs else "counted")
+    interval = f"95% interval {say(entry.low)} to {say(entry.high)}" if entry.runs and not entry.estimated else how
+    kept, total = int(result.widths.sum()), sum(result.plan.sizes)
+    return [
+        Card("dense network", say(entry.dense), how, "dense"),
+        Card("limit", say(entry.limit), entry.asked),
+        Card("pruned network", say(entry.measured), interval, _kind(entry)),
+        _quality_card(quality),
+        Card("channels kept", percent(kept / total), f"{kept} of {total} in {len(result.widths)} groups"),
+    ]
+
+
+def _quality_card(quality: Quality) -> Card:
+    if quality.value is None:
+        return Card("quality", _UNKNOWN, quality.reason or "not measured")
+
+    def say(value: float) -> str:
+        return f"{value:.4g}" if quality.measure == METRIC else percent(value)
+
+    where = f"{quality.inputs} inputs: {quality.source}"
+    if quality.dense is not None:
+        where = f"dense {say(quality.dense.value)}; {where}"
+    return Card(quality.name or quality.measure, say(quality.value.value), where)
+
+
+def _budgets(entries: tuple[Entry, ...]) -> Table:
+    rows = []
+    for entry in entries:
+
+        def say(value: float, dimension: str = entry.dimension) -> str:
+            return format_magnitude(value, dimension) if math.isfinite(value) else _UNKNOWN
+
+        mark = {Verdict.MET: "better", Verdict.NOT_MET: "worse"}.get(entry.verdict, "")
+        used = percent(entry.utilisation) if math.isfinite(entry.utilisation) else _UNKNOWN
+        span = f"{percent(entry.least_used)} to {percent(entry.most_used)}" if entry.runs else ""
+        rows.append(
+            [
+                Cell(entry.asked, entry.target, kind=_kind(entry)),
+                Cell(say(entry.limit)),
+                Cell(say(entry.predicted)),
+                Cell(say(entry.measured), f"{say(entry.low)} to {say(entry.high)}" if entry.runs else "counted"),
+                Cell(used, span),
+                Cell(str(entry.verdict), f"{percent(entry.confidence, 0)} confidence" if entry.runs else "", mark=mark),
+            ]
+        )
+    head = [Cell(t) for t in ("budget", "limit", "predicted", "measured", "used", "verdict")]
+    return Table("Budgets", head, rows)
+
+
+def _pictures(result: Allocation) -> list[Picture]:
+    least = str(result.keep_ratios.idxmin())
+    title = f"{least} keeps the least: {percent(float(result.keep_ratios.min()), 0)} of its channels"
+    caption = "Kept channels of every channel group, in the order of the network."
+    figure = plots.kept_channels(result.keep_ratios)
+    found = [Picture(title, Markup(plots.as_svg(figure, "kept", f"{title}. {caption}")), caption)]
+    if (steps := plots.steps(result.history)) is not None:
+        last = float(result.history["cost"].iloc[-1])
+        title = f"The allocation ends at {percent(last)} of the dense cost"
+        caption = "The limit (dotted) falls to the budget during the allocation, so that the loss can steer."
+        found.append(Picture(title, Markup(plots.as_svg(steps, "steps", f"{title}. {caption}")), caption))
+    return found
+
+
+def _widths(result: Allocation) -> Table:
+    rows = [
+        [
+            Cell(str(name)),
+            Cell(str(size)),
+            Cell(str(int(width))),
+            Cell(percent(width / size), sort=round(float(width / size), 6)),
+        ]
+        for (name, width), size in zip(result.widths.items(), result.plan.sizes, strict=True)
+    ]
+    return Table("Widths per channel group", [Cell(t) for t in ("channel group", "dense", "kept", "share")], rows)
