@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         print(result)
         if "fine-tuned" in accuracy:
             print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
-        print(f"saved: {args.out} (open {args.out / 'index.html'})\nnext: {shlex.join(check)}")
+        print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {shlex.join(check)}")
     return EXIT_CODES[certificate.verdict]
 
 

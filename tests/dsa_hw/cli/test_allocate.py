@@ -40,7 +40,10 @@ def test_text_has_verdict_widths_and_the_next_command(tmp_path: Path, capsys: py
     assert text.startswith("Allocation of Net on 1x3x16x16: MET")
     assert "FLOPs <= 50% of the dense network" in text
     assert all(f"{name} {width}/" in text for name, width in widths.items())
-    assert text.endswith(f"saved: {out}\nnext: dsa-hw verify '{out}/plan.json' --model {MODEL}\n")
+    assert (out / "index.html").exists()
+    assert text.endswith(
+        f"saved: {out}\npage: {out}/index.html\nnext: dsa-hw verify '{out}/plan.json' --model {MODEL}\n"
+    )
 
 
 def test_json_has_the_certificate_and_the_saved_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
