@@ -1,6 +1,10 @@
 """How long one update's relaxation takes: solve beta1(alpha), sample a mask, backward to alpha; 50 groups of 512.
 
     python benchmarks/relaxation_speed.py [--groups 50] [--channels 512] [--repeats 200]
+    python benchmarks/relaxation_speed.py --steps [NETWORK ...]   # a whole step of the keep ratios
+
+``--steps``: the time of `Allocator.step` over that of a forward and backward pass of the dense network on the same
+batch of 16, in turns, median of the ratios of adjacent pairs. The loss is the mean square of all outputs.
 
 One thread. A table of milliseconds, median and 90th percentile, over sharpnesses and kinds of importances, and as a
 ratio to what cannot be avoided: one sigmoid and one sum over the same numbers, timed in turns.
@@ -10,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from dsa_hw import Allocator, FlopsBudget, find_groups
 from dsa_hw.methods.dsa.estimators import sample_masks
 from dsa_hw.methods.dsa.relaxation import Layout, keep_probabilities
 
@@ -44,13 +50,53 @@ def milliseconds(run: Callable[[], object], floor: Callable[[], object], repeats
     return times[repeats // 10 :]
 
 
+STEPS = ("resnet18", "segmentation/lraspp_mobilenet_v3_large", "ultralytics/yolov8n", "vit_b_16")
+GOAL_RATIO = 1.15
+
+
+def step_ratio(name: str, repeats: int) -> tuple[float, float]:
+    """Median milliseconds of a dense forward and backward pass, and median ratio of a step of the allocator to it."""
+    from zoo_networks import build
+
+    model, (image, *_) = build(name)
+    if name == "vit_b_16":
+        image = torch.randn(1, 3, 224, 224)
+    groups = find_groups(model, image)
+    side = min(image.shape[-1], 96) if name != "vit_b_16" else 224
+    batch = torch.randn(16 if side < 224 else 4, 3, side, side), torch.zeros(1)
+
+    def loss(outputs: object, _: Tensor) -> Tensor:
+        return torch.stack([x.square().mean() for x in tree_leaves(outputs) if isinstance(x, Tensor)]).sum()
+
+    allocator = Allocator(model, groups, FlopsBudget("50%"), steps=10 * repeats, loss=loss)
+    model.train()
+
+    def dense() -> None:
+        model.zero_grad()
+        loss(model(batch[0]), batch[1]).backward()
+
+    times = milliseconds(lambda: allocator.step(batch), dense, repeats)
+    return float(np.median(times[:, 1])), float(np.median(times[:, 0] / times[:, 1]))
+
+
+def measure_steps(names: Sequence[str], repeats: int) -> None:
+    for name in names:
+        dense, ratio = step_ratio(name, repeats)
+        verdict = "reached" if ratio <= GOAL_RATIO else "MISSED"
+        print(f"{name}: dense {dense:.0f} ms, step {ratio:.2f} times that, goal {GOAL_RATIO:g}: {verdict}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=50)
     parser.add_argument("--channels", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--steps", nargs="*", metavar="NETWORK", help=f"default: {' '.join(STEPS)}")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.steps is not None:
+        measure_steps(args.steps or STEPS, min(args.repeats, 30))
+        return
     rng = torch.Generator().manual_seed(0)
     layout = Layout((args.channels,) * args.groups)
     rows = []

@@ -35,7 +35,8 @@ def _walk(traced: Trace) -> Walk:
         if tensor is None:
             walk.values[graph_name] = Value(fixed(0), ())
             continue
-        own = tensor.is_floating_point() and 1 < tensor.numel() <= LARGEST_FREE_TENSOR and graph_name in traced.tensors
+        mine = graph_name in traced.tensors or name in traced.attributes
+        own = tensor.is_floating_point() and 1 < tensor.numel() <= LARGEST_FREE_TENSOR and mine
         large = tensor.is_floating_point() and tensor.numel() > LARGEST_FREE_TENSOR and graph_name in traced.tensors
         # An empty array marks a parameter or buffer whose identities are created on first use.
         ids = np.empty(0, np.int64) if own else fixed(tensor.ndim)
@@ -176,6 +177,20 @@ def _own_module(model: nn.Module, walk: Walk, pad: Pad) -> bool:
     return bool(leaf) and len(sources) == 1 and all(o.kind in ("slice", "pad", "alias") for o in inside)
 
 
+def _means(walk: Walk, counted: Sizes) -> dict[str, tuple[tuple[int, Ids] | None, ...]]:
+    """Return the means of each module that computes one over channels; those of its children count as its own."""
+    over = {mean.operation.name: (mean.axis, counted.units(mean.ids)) for mean in walk.means}
+    result: dict[str, list[tuple[int, Ids] | None]] = {mean.operation.module: [] for mean in walk.means}
+    for operation in walk.trace.operations if result else ():
+        if operation.kind == "mean":
+            path = operation.module
+            while path and path not in result:
+                path = path.rpartition(".")[0]
+            if path in result:
+                result[path].append(over.get(operation.name))
+    return {path: tuple(calls) for path, calls in result.items()}
+
+
 def _groups(
     walk: Walk, model: nn.Module, labels: Ids, unit: Ids, names: Sequence[str], sizes: Ints, **more: Any
 ) -> ChannelGroups:
@@ -205,6 +220,7 @@ def _groups(
         cuts=tuple(cuts.values()),
         pads=tuple((pad, counted.units(pad.ids)) for pad in walk.pads),
         extents=tuple((e.module, e.axis, counted.units(e.ids)) for e in walk.extents),
+        means=_means(walk, counted),
         counted=dataclasses.replace(counted, cuts=tuple(cuts.values())),
         **more,
     )

@@ -8,7 +8,7 @@ masked copy. Groups that violate this are frozen; the reason names the line of c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dsa_hw.channels.assemble import analyse, assemble
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.masking import masked
+from dsa_hw.channels.rewriting import rewrite
 from dsa_hw.channels.surgery import shrink_to
 from dsa_hw.channels.trace import failing_code
 from dsa_hw.channels.walk import Walk
@@ -84,6 +85,7 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
     frozen: dict[int, str] = {}
     rng = np.random.default_rng(0)
     check = _Check(model, example_inputs)
+    tried: set[str] = set()
     for test, draws in ((check.shapes, _DRAWS), (check.values, 1)):
         while len(groups):
             try:
@@ -93,12 +95,56 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
             except _BrokenError as broken:
                 if test == check.shapes and not check.runs_on_meta(groups):
                     break  # the dense network does not run without data either: leave it to check.values
-                culprits = _isolate(test, groups, rng) or dict.fromkeys(_suspects(groups, broken), str(broken))
+                if _rewritten(model, walk, groups, example_inputs, broken, tried):
+                    continue
+                suspects = _suspects(groups, broken)
+                culprits = _isolate(test, groups, rng, suspects) or _isolate(test, groups, rng, range(len(groups)))
+                culprits = _alike(model, groups, culprits, broken) or dict.fromkeys(suspects, str(broken))
                 for k, reason in culprits.items():
                     _logger.info("Group %s is frozen: %s", groups.names[k], reason)
                     frozen.update(dict.fromkeys(groups.identities[k].tolist(), reason))
                 groups = assemble(walk, model, frozen)
     return groups
+
+
+def _rewritten(
+    model: nn.Module, walk: Walk, groups: ChannelGroups, inputs: Any, broken: _BrokenError, tried: set[str]
+) -> bool:
+    """Replace a module around a failure, and all of its class, by their graphs.
+
+    That is the innermost one with code of its own; then, if that did not help, the one around it.
+
+    Returns:
+        Whether there was a module left to try.
+    """
+    around = [part for part in _ancestors(broken.module) if _can_be_rewritten(model.get_submodule(part))][:2]
+    path = next((part for part in around if part not in tried), "")
+    if not path:
+        return False
+    kind = type(model.get_submodule(path))
+    alike = [name for name, module in model.named_modules() if type(module) is kind and name not in tried and name]
+    tried.update(alike)
+    found = rewrite(model, walk.trace, inputs, alike)
+    for name in alike:
+        for inner in [n for n in walk.rewrites if f"{n}.".startswith(f"{name}.")]:
+            if name in found:
+                del walk.rewrites[inner]
+    walk.rewrites.update(found)
+    return True
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """Yield a module and those around it, without the network itself."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _can_be_rewritten(module: nn.Module) -> bool:
+    """Return whether a module has code of its own: it is no container, and no layer of torch."""
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return False
+    return not type(module).__module__.startswith("torch.nn.") or any(True for _ in module.children())
 
 
 def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Generator) -> list[Ints]:
@@ -114,10 +160,10 @@ def _some(groups: ChannelGroups, which: Sequence[int] | range, rng: np.random.Ge
     return kept
 
 
-def _isolate(test: _Test, groups: ChannelGroups, rng: np.random.Generator) -> dict[int, str]:
+def _isolate(test: _Test, groups: ChannelGroups, rng: np.random.Generator, among: Sequence[int]) -> dict[int, str]:
     """Find by bisection the groups that break the network when shrunk alone, each with its reason."""
 
-    def search(which: list[int]) -> dict[int, str]:
+    def search(which: Sequence[int]) -> dict[int, str]:
         try:
             test(groups, _some(groups, which, rng))
         except _BrokenError as broken:
@@ -127,7 +173,24 @@ def _isolate(test: _Test, groups: ChannelGroups, rng: np.random.Generator) -> di
             return search(which[:middle]) | search(which[middle:])
         return {}
 
-    return search(list(range(len(groups))))
+    return search(among)
+
+
+def _alike(model: nn.Module, groups: ChannelGroups, culprits: dict[int, str], broken: _BrokenError) -> dict[int, str]:
+    """Add the groups that modules of the same class create in the same place: they fail in the same line of code."""
+    if not broken.module or not culprits:
+        return culprits
+    kind = type(model.get_submodule(broken.module))
+    places = {
+        member.removeprefix(broken.module): reason
+        for k, reason in culprits.items()
+        for member in groups.members[k]
+        if member.startswith(f"{broken.module}.")
+    }
+    alike = [name for name, module in model.named_modules() if type(module) is kind]
+    names = {f"{name}{place}": reason for name in alike for place, reason in places.items()}
+    found = {k: names[m] for k, members in enumerate(groups.members) for m in members if m in names}
+    return {**found, **culprits}
 
 
 def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:

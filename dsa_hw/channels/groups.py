@@ -81,6 +81,8 @@ class ChannelGroups:
     """Views of channels: (module, axis whose length it may store as an attribute, unit at each position)."""
     identities: tuple[Ids, ...] = field(repr=False)
     """For each group, one identity of each of its units."""
+    means: Mapping[str, tuple[tuple[int, Ids] | None, ...]] = field(repr=False)
+    """Module -> its calls of ``mean`` in order: axis and unit at each position, or None for one not over channels."""
     counted: Sizes = field(repr=False)
     """Sizes of the network as functions of the keep ratios."""
 

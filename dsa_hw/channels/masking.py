@@ -12,6 +12,7 @@ order of parameters do not change, and gradients reach the parameters and the ma
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,12 +78,28 @@ def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iter
     placed = [(module, leaf, shadows[key]) for key in shadows for module, leaf in holders[key]]
     for module, leaf, shadow in placed:
         module.__dict__[leaf] = shadow  # attribute look-up finds it before the parameter
+    recurrent = [(m, m._flat_weights) for m in {id(m): m for m, _, _ in placed}.values() if isinstance(m, nn.RNNBase)]
+    for module, _ in recurrent:  # it uses a list of its weights instead of its attributes
+        module.__dict__["_flat_weights"] = [getattr(module, leaf) for leaf in module._flat_weights_names]
+    mode = _KeptStatistics(norms)
+    wrapped = [
+        (module := model.get_submodule(path), vars(module).get("forward"), mode.forward(module, calls, flat))
+        for path, calls in groups.means.items()
+    ]
+    for module, _, forward in wrapped:
+        module.__dict__["forward"] = forward
     try:
-        with _KeptStatistics(norms) if norms else contextlib.nullcontext():
+        with mode if norms or wrapped else contextlib.nullcontext():
             yield model
     finally:
         for module, leaf, _ in placed:
             module.__dict__.pop(leaf, None)
+        for module, weights in recurrent:
+            module.__dict__["_flat_weights"] = weights
+        for module, before, _ in wrapped:
+            module.__dict__.pop("forward")
+            if before is not None:
+                module.__dict__["forward"] = before
 
 
 def _flat_mask(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Tensor:
@@ -98,11 +115,30 @@ def _flat_mask(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> 
 
 
 class _KeptStatistics(TorchFunctionMode):
-    """Layer, RMS and group norm with statistics weighted by the mask of their scale parameter."""
+    """Statistics over channels, weighted by their mask: layer, RMS and group norm, and means that a user wrote.
+
+    A norm is found by its scale parameter, a mean by its number among the means of its module.
+    """
 
     def __init__(self, masks: dict[int, Tensor]) -> None:
         super().__init__()
         self.masks = masks
+        self.means: list[Iterator[tuple[int, Tensor] | None]] = []
+
+    def forward(self, module: nn.Module, calls: Sequence[tuple[int, Any] | None], flat: Tensor) -> Any:
+        """Return the forward of ``module`` with masked means."""
+        original = module.forward
+        lines = [None if c is None else (c[0], flat[torch.from_numpy(c[1]).to(flat.device)]) for c in calls]
+        order = itertools.cycle(lines)  # a module that is called twice has all its calls in ``calls``
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.means.append(order)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.means.pop()
+
+        return run
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -112,6 +148,8 @@ class _KeptStatistics(TorchFunctionMode):
             return self._norm(func, args, kwargs, ("input", "normalized_shape", "weight", "eps"), None)
         if func in (functional.group_norm, torch.group_norm):
             return self._norm(func, args, kwargs, ("input", "num_groups", "weight", "bias", "eps"), 1e-5)
+        if func in (torch.mean, Tensor.mean) and self.means and (found := next(self.means[-1])) is not None:
+            return _kept_mean(func(*args, **kwargs), args[0] if args else kwargs["input"], *found)
         return func(*args, **kwargs)
 
     def _norm(self, func: Any, args: Any, kwargs: Any, names: Sequence[str], default_eps: float | None) -> Tensor:
@@ -134,6 +172,12 @@ class _KeptStatistics(TorchFunctionMode):
             y = _standardise(x, mask, eps, centre="bias" in names)
         y = y * weight
         return y if bias is None else y + bias
+
+
+def _kept_mean(plain: Tensor, x: Tensor, axis: int, mask: Tensor) -> Tensor:
+    """Compute the mean of ``x`` over the kept channels, in shape and type of ``plain``."""
+    weight = (mask / mask.sum()).to(x.dtype)
+    return torch.movedim(x, axis, -1).matmul(weight).reshape(plain.shape).to(plain.dtype)
 
 
 def _standardise(x: Tensor, mask: Tensor, eps: float, *, centre: bool) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor, fx, nn
 
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.importance import Importance, select_channels
+from dsa_hw.channels.rewriting import resize
+from dsa_hw.channels.trace import tensor_attributes
 from dsa_hw.channels.walk import Pad
 from dsa_hw.errors import WidthError
 from dsa_hw.utils.arrays import Bools, Ints
@@ -85,7 +87,8 @@ def shrink_to(
     """
     slices = groups.slices(kept)
     memo: dict[int, Any] = {}
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in [*named, *tensor_attributes(model)]:
         if id(tensor) in memo or name not in slices:
             continue
         memo[id(tensor)] = _like(tensor, narrow(tensor.detach().to(device=device), slices[name]))
@@ -98,6 +101,7 @@ def shrink_to(
         fit_attributes(module)
     _fit_numbers(small, groups, mask)
     _refit_pads(small, groups, mask)
+    _rewrite(small, groups, mask, slices)
     return small
 
 
@@ -119,6 +123,8 @@ def fit_attributes(module: nn.Module) -> None:
         reference = weight if weight is not None else module.running_mean
         if isinstance(reference, Tensor):
             module.num_features = reference.shape[0]
+    if isinstance(module, nn.RNNBase):
+        module.input_size, module.hidden_size = module.weight_ih_l0.shape[1], module.weight_hh_l0.shape[1]
     if not isinstance(weight, Tensor):
         return
     if isinstance(module, nn.modules.conv._ConvNd):
@@ -176,6 +182,16 @@ def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
             leaf,
             _moves(groups, pad, int(kept[: pad.before].sum()), int(kept[pad.before :].sum())),
         )
+
+
+def _rewrite(small: nn.Module, groups: ChannelGroups, mask: Bools, slices: Mapping[str, Any]) -> None:
+    """Replace modules whose code contains a channel count by their graph."""
+    walk = groups.counted.walk
+    for path, given in walk.rewrites.items():
+        if any(f"{name}.".startswith(f"{path}.") for name in slices):
+            parent, _, leaf = path.rpartition(".")
+            new = resize(given, groups.counted, walk.values, mask, small.get_submodule(path))
+            setattr(small.get_submodule(parent), leaf, new)
 
 
 def _moves(groups: ChannelGroups, pad: Pad, before: int, after: int) -> nn.Module:

@@ -15,7 +15,7 @@ import pathlib
 import re
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,16 @@ from dsa_hw.utils.inputs import as_inputs, check_inputs, check_model
 from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import first_line
 
-__all__ = ["Trace", "TracedOperation", "copy_sharing_tensors", "failing_code", "short_path", "trace"]
+__all__ = [
+    "Trace",
+    "TracedOperation",
+    "as_operation",
+    "copy_sharing_tensors",
+    "failing_code",
+    "short_path",
+    "tensor_attributes",
+    "trace",
+]
 
 _TORCH_FOLDER = f"{pathlib.Path(torch.__file__).parent}{os.sep}"  # the separator keeps torchvision out
 _OWN_FOLDER = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
@@ -65,6 +74,8 @@ class Trace:
     """Name of a parameter, buffer or constant -> its value."""
     constants: Mapping[str, str]
     """Graph input -> name of a constant that is neither parameter nor buffer."""
+    attributes: frozenset[str]
+    """Names of constants that are attributes of modules, such as a table of positions."""
     inputs: tuple[fx.Node, ...]
     """The user's inputs."""
     outputs: tuple[fx.Node, ...] = field(default=())
@@ -119,10 +130,11 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
         if node.op == "placeholder" and node.name in user_inputs:
             inputs.append(node)
         elif node.op == "call_function":
-            operations.append(_operation(node))
+            operations.append(as_operation(node))
         elif node.op == "output":
             outputs = list(node.all_input_nodes)
-    return Trace(tuple(operations), tensors, values, constants, tuple(inputs), tuple(outputs))
+    attributes = frozenset(dict(tensor_attributes(model)).keys() & set(constants.values()))
+    return Trace(tuple(operations), tensors, values, constants, attributes, tuple(inputs), tuple(outputs))
 
 
 def copy_sharing_tensors(model: nn.Module) -> nn.Module:
@@ -132,6 +144,14 @@ def copy_sharing_tensors(model: nn.Module) -> nn.Module:
     the instance had the attribute before. The copy is discarded, and they with it.
     """
     return copy_module(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+
+
+def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of tensors that are plain attributes of modules, neither parameters nor buffers."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
 
 
 def failing_code(error: BaseException, model: nn.Module) -> tuple[str, str]:
@@ -182,7 +202,8 @@ def _check_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         ) from error
 
 
-def _operation(node: fx.Node) -> TracedOperation:
+def as_operation(node: fx.Node) -> TracedOperation:
+    """Describe a call of an ATen operation."""
     stack = node.meta.get("nn_module_stack") or {}
     module = list(stack.values())[-1][0] if stack else ""
     target = node.target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,12 +16,24 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from dsa_hw.channels.identities import Ids, Ledger, fixed
+from dsa_hw.channels.identities import Ids, Ledger, fixed, varying
 from dsa_hw.channels.trace import Trace, TracedOperation
 from dsa_hw.utils.arrays import Bools, Ints
 from dsa_hw.utils.text import one_line
 
-__all__ = ["LARGEST_FREE_TENSOR", "RULES", "Extent", "Flops", "Pad", "Value", "Walk", "rule", "unknown"]
+__all__ = [
+    "LARGEST_FREE_TENSOR",
+    "RULES",
+    "Extent",
+    "Flops",
+    "Mean",
+    "Pad",
+    "Value",
+    "Walk",
+    "mixed",
+    "rule",
+    "unknown",
+]
 
 _logger = logging.getLogger(__name__)
 LARGEST_FREE_TENSOR = 1 << 22  # elements; identities of a larger tensor, one per element, would take too much memory
@@ -68,6 +80,15 @@ class Pad:
     ids: Ids
 
 
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """A mean over all channels, as in a norm that a user wrote; masked, it is the mean over the kept ones."""
+
+    operation: TracedOperation
+    axis: int
+    ids: Ids
+
+
 @dataclass
 class Walk:
     """The state of one walk over a trace."""
@@ -78,6 +99,9 @@ class Walk:
     flops: list[Flops] = field(default_factory=list)
     extents: list[Extent] = field(default_factory=list)
     pads: list[Pad] = field(default_factory=list)
+    means: list[Mean] = field(default_factory=list)
+    rewrites: dict[str, Any] = field(default_factory=dict)
+    """Name of a module whose code contains a channel count -> its graph (`dsa_hw.channels.rewriting.Rewrite`)."""
     current: TracedOperation | None = None
 
     @cached_property
@@ -150,6 +174,13 @@ class Walk:
         else:
             value = self.value(argument)
             self.ledger.join(self.vector(value, len(value.shape) - 1), ids, self.reason)
+
+
+def mixed(walk: Walk, ids: Ids, axes: Sequence[int]) -> Ids:
+    """Join along ``axes``; freeze with a reason where that joins all channels into one unit."""
+    if varying(ids) and set(varying(ids)) <= set(axes):
+        walk.ledger.freeze(ids, f"{walk.current} mixes all of them")
+    return walk.ledger.join_along(ids, axes, f"{walk.current} mixes them with channels that cannot be removed")
 
 
 Rule = Callable[[Walk, TracedOperation], Any]

@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from dsa_hw.channels.identities import fixed, varying
-from dsa_hw.channels.rules import elementwise, movement, normalisation, producers, products, reduction
+from dsa_hw.channels.rules import elementwise, movement, normalisation, producers, products, recurrent, reduction
 from dsa_hw.channels.trace import TracedOperation
 from dsa_hw.channels.walk import LARGEST_FREE_TENSOR, RULES, Value, Walk, unknown
 
-__all__ = ["elementwise", "movement", "normalisation", "producers", "products", "reduction", "run"]
+__all__ = ["elementwise", "movement", "normalisation", "producers", "products", "recurrent", "reduction", "run"]
 
 
 def run(walk: Walk, operation: TracedOperation) -> None:

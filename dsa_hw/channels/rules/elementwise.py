@@ -13,10 +13,10 @@ from dsa_hw.channels.rules.movement import chunks
 from dsa_hw.channels.trace import TracedOperation
 from dsa_hw.channels.walk import Value, Walk, rule
 
-__all__ = ["merge", "pointwise"]
+__all__ = ["merge", "pointwise", "whole_lines"]
 
 
-@rule("dropout", "hardswish", "copy")
+@rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "hardswish", "copy", "where")
 def pointwise(walk: Walk, operation: TracedOperation) -> Ids:
     """Join the channels that meet in an element (element-wise operations with broadcasting)."""
     return merge(walk, [walk.value(node) for node in operation.node.all_input_nodes], walk.shape)
@@ -30,8 +30,13 @@ def merge(walk: Walk, values: Sequence[Value], shape: Sequence[int]) -> Ids:
         for v in values
     ]
     axes = {axis for ids, _ in parts for axis in varying(ids)}
+    widest = max((varying(ids) for ids, _ in parts), key=len)
     result = fixed(rank)
-    for ids, extent in parts:
+    for i, (ids, extent) in enumerate(parts):
+        if set(varying(ids)) < set(widest) and values[i].name and any(extent[a] == 1 for a in widest):
+            # A parameter for every head (the norm of queries and keys) keeps its length: heads can be removed.
+            walk.ledger.freeze(ids, f"{walk.current} broadcasts it over other channels")
+            parts[i] = ids, extent = fixed(rank), extent
         whole = not any(extent[axis] == 1 < shape[axis] for axis in axes)
         if not varying(ids) and not whole:
             # One value for many channels (a spatial attention map) is needed as long as any of them is kept.
@@ -42,9 +47,16 @@ def merge(walk: Walk, values: Sequence[Value], shape: Sequence[int]) -> Ids:
             result = np.where(*np.broadcast_arrays(result >= 0, result, ids))
     for ids, extent in parts:
         # A tensor without identities that has an axis at full length fixes the length of that axis.
-        if (ids < 0).all() and any(extent[axis] > 1 for axis in axes):
-            walk.ledger.freeze(result, walk.reason)
+        if (ids < 0).all() and (full := [axis for axis in axes if extent[axis] > 1]):
+            whole_lines(walk, result, full)
     return compress(result)
+
+
+def whole_lines(walk: Walk, ids: Ids, axes: Sequence[int]) -> None:
+    """Keep the length of ``axes``: remove only whole lines along them (heads, where it is the width of a head)."""
+    if set(varying(ids)) <= set(axes):
+        walk.ledger.freeze(ids, walk.reason)
+    walk.ledger.join_along(ids, axes, walk.reason)
 
 
 @rule(
@@ -59,6 +71,7 @@ def merge(walk: Walk, values: Sequence[Value], shape: Sequence[int]) -> Ids:
     "zero",
     "zeros_like",
     "ones_like",
+    "full_like",
 )
 def same(walk: Walk, operation: TracedOperation) -> Any:
     """Pass on the channels of the first argument; ``zeros_like`` and the like follow its shape."""
@@ -96,7 +109,7 @@ def getitem(walk: Walk, operation: TracedOperation) -> Any:
     return walk.values[operation.arguments["input"].name][operation.arguments["index"]]
 
 
-@rule("zeros", "ones", "full", "arange", "linspace", "meshgrid", "new_zeros", "new_ones")
+@rule("zeros", "ones", "full", "arange", "linspace", "meshgrid", "new_zeros", "new_ones", "new_full")
 def constant(walk: Walk, operation: TracedOperation) -> Any:
     """Return fixed identities: a tensor that is created here has no removable channels."""
     meta = operation.node.meta.get("val")

@@ -10,7 +10,7 @@ from torch import fx
 
 from dsa_hw.channels.identities import Ids, compress, fixed, reshape, varying
 from dsa_hw.channels.trace import TracedOperation
-from dsa_hw.channels.walk import Extent, Pad, Value, Walk, rule, unknown
+from dsa_hw.channels.walk import Extent, Pad, Value, Walk, mixed, rule, unknown
 
 __all__ = ["chunks"]
 
@@ -71,7 +71,7 @@ def expand(walk: Walk, operation: TracedOperation) -> Ids:
     return ids.reshape((1,) * (len(walk.shape) - ids.ndim) + ids.shape)
 
 
-@rule("cat")
+@rule("cat", "concat", "concatenate")
 def cat(walk: Walk, operation: TracedOperation) -> Ids:
     """Concatenate the identities of the tensors."""
     arguments = operation.arguments
@@ -99,10 +99,7 @@ def chunks(walk: Walk, value: Value, count: int, axis: int) -> list[Ids]:
         bounds = np.cumsum([len(part) for part in np.array_split(np.arange(value.shape[axis]), count)])[:-1]
         return [compress(part) for part in np.split(value.ids, bounds, axis)]
     parts = np.split(value.ids, count, axis)
-    walk.ledger.box(
-        np.stack([walk.ledger.join_along(p, [a for a in varying(p) if a != axis], walk.reason).ravel() for p in parts]),
-        walk.reason,
-    )
+    walk.ledger.box(np.stack(parts), walk.reason)
     return [compress(part) for part in parts]
 
 
@@ -112,11 +109,15 @@ def split(walk: Walk, operation: TracedOperation) -> tuple[Ids, ...]:
     value = walk.value(operation.arguments["self"])
     axis = operation.arguments["dim"] % len(value.shape)
     sizes = [int(meta.shape[axis]) for meta in operation.node.meta["val"]]
-    if len(set(sizes)) == 1:
-        return tuple(chunks(walk, value, len(sizes), axis))
     if value.ids.shape[axis] == 1:
         return (value.ids,) * len(sizes)
-    return tuple(compress(part) for part in np.split(value.ids, np.cumsum(sizes)[:-1], axis))
+    if len(set(sizes)) == 1:
+        parts = chunks(walk, value, len(sizes), axis)
+    else:
+        parts = [compress(part) for part in np.split(value.ids, np.cumsum(sizes)[:-1], axis)]
+    if operation.kind != "chunk":
+        walk.extents.extend(Extent(operation.module, axis, part) for part in parts if part.shape[axis] > 1)
+    return tuple(parts)
 
 
 @rule("unbind")
@@ -151,19 +152,29 @@ def pad(walk: Walk, operation: TracedOperation) -> Ids:
 
 @rule("index")
 def index(walk: Walk, operation: TracedOperation) -> Ids:
-    """Index the identities where the values of the index tensors are known at trace time."""
+    """Index the identities; where the indices are known only at run time, the axis keeps its length."""
     value = walk.value(operation.arguments["self"])
     if (value.ids < 0).all():
         return fixed(len(walk.shape))
-    numbers: list[Any] = []
-    for argument in operation.arguments["indices"]:
+    ids, numbers = value.ids, list[Any]()
+    for axis, argument in enumerate(operation.arguments["indices"]):
         if argument is None:
             numbers.append(slice(None))
         elif (number := walk.values[argument.name].number) is not None:
             numbers.append(number.numpy())
-        else:
+        elif argument.meta["val"].dtype == torch.bool:
             return unknown(walk, operation)
-    return compress(np.broadcast_to(value.ids, value.shape)[tuple(numbers)])
+        else:
+            ids = mixed(walk, ids, [axis])
+            numbers.append(np.zeros(walk.values[argument.name].shape, np.int64))
+    return compress(np.broadcast_to(ids, value.shape)[tuple(numbers)])
+
+
+@rule("index_select", "gather")
+def picked(walk: Walk, operation: TracedOperation) -> Ids:
+    """Take positions of an axis that are known at run time only; the axis keeps its length."""
+    value = walk.value(operation.arguments["self"])
+    return mixed(walk, value.ids, [operation.arguments["dim"] % len(value.shape)])
 
 
 @rule("roll", "flip", "repeat", "pixel_unshuffle", "unfold", "channel_shuffle")

@@ -10,9 +10,8 @@ from torch import fx
 from dsa_hw.channels.identities import Ids, fixed
 from dsa_hw.channels.rules.elementwise import merge
 from dsa_hw.channels.rules.producers import linear_layer
-from dsa_hw.channels.rules.reduction import mixed
 from dsa_hw.channels.trace import TracedOperation
-from dsa_hw.channels.walk import Flops, Value, Walk, rule, unknown
+from dsa_hw.channels.walk import Flops, Value, Walk, mixed, rule, unknown
 
 
 @rule("matmul", "mm", "bmm", "addmm")

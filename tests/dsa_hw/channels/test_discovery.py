@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
 from collections.abc import Callable
@@ -62,15 +63,55 @@ def swin_transformer() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "blocks"), [(vision_transformer, 3), (swin_transformer, 4)])
-def test_heads_of_transformers_are_frozen_with_the_reason(make: Callable[[], nn.Module], blocks: int) -> None:
+def test_transformers_are_pruned_whole(make: Callable[[], nn.Module], blocks: int) -> None:
+    """Their attention ties the width of heads to the width of the input, so that it is replaced by its graph."""
     model, inputs = make().eval(), torch.randn(1, 3, 64, 64)
     groups = find_groups(model, inputs)
-    assert len(groups) == blocks
-    assert all("mlp" in name for name in groups.names)
-    heads = [f for f in groups.frozen if "attn" in f.name or "self_attention" in f.name]
-    assert len(heads) == blocks
-    assert all("depends on this channel count" in f.reason for f in heads)
-    prove(model, groups, inputs, seed=1, memory=False)
+    frame = groups.to_frame()
+    assert frame[frame.why_frozen == ""].flops_share.sum() > 0.95
+    assert sum("qkv" in name or "in_proj" in name for name in groups.names) == blocks, "heads of every block"
+    small = prove(model, groups, inputs, seed=1, memory=False)
+    assert sum(type(m).__name__.startswith("Resized") for m in small.modules()) == blocks
+    assert small(torch.randn(3, 3, 64, 64)).shape == (3, 10), "another batch size"
+    assert list(small.state_dict()) == list(model.state_dict())
+    again = pickle.loads(pickle.dumps(small))
+    assert torch.equal(again(inputs), small(inputs))
+    small.train()(torch.randn(2, 3, 64, 64)).sum().backward()
+    assert all(p.grad is not None for p in small.parameters())
+    further = find_groups(small, inputs)
+    assert not any("depends on" in f.reason for f in further.frozen), "a pruned network can be pruned again"
+
+
+def test_unpruned_modules_keep_their_class() -> None:
+    model = vision_transformer()
+    groups = find_groups(model, torch.randn(1, 3, 64, 64))
+    same = shrink(model, groups, groups.sizes)
+    assert [type(m) for m in same.modules()] == [type(m) for m in model.modules()]
+
+
+class Scaled(nn.Module):
+    """A module that divides by its channel count: a number that a graph contains and the network does not."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.drop, self.conv = nn.Dropout(0.9), conv(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        y = self.drop(self.conv(x.reshape(b, 2, c // 2, h, w).flatten(1, 2)) * (8**-0.5))
+        return y.view(b, 8, h, w)
+
+
+def test_rewritten_modules_keep_training_mode_and_verify() -> None:
+    model = nn.Sequential(conv(3, 8), Scaled(8), head(8))
+    groups = find_groups(model, IMAGE)
+    assert sizes(groups) == [4, 8]
+    small = prove(model, groups, IMAGE, seed=3, memory=False)
+    assert type(small[1]).__name__ == "ResizedScaled"
+    small.train()
+    assert not torch.equal(small(IMAGE), small(IMAGE)), "dropout is active"
+    small.eval()
+    assert torch.equal(small(IMAGE), small(IMAGE))
 
 
 class Cifar(nn.Module):

@@ -29,6 +29,34 @@ def tokens(function: Any) -> Net:
     return Net(lambda n, x: n.b(function(n.a(x))), a=nn.Linear(8, 12), b=nn.Linear(12, 5))
 
 
+class Rotary(nn.Module):
+    """Attention as in LLaMA: rotated queries and keys, a norm per head, one head of keys for several of queries."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int, repeats: int = 1) -> None:
+        super().__init__()
+        self.head_dim, self.repeats = head_dim, repeats
+        self.q = nn.Linear(dim, heads * head_dim)
+        self.k, self.v = (nn.Linear(dim, heads // repeats * head_dim) for _ in range(2))
+        self.norm = nn.Parameter(torch.ones(head_dim))
+        self.o = nn.Linear(heads * head_dim, dim)
+
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[2])[:, None] * torch.linspace(0.1, 1.0, self.head_dim)
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, _ = x.shape
+        q, k, v = (f(x).view(b, n, -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q = q * torch.rsqrt(q.pow(2).mean(-1, keepdim=True) + 1e-6) * self.norm
+        many = [
+            y[:, :, None].expand(b, y.shape[1], self.repeats, n, self.head_dim).reshape(b, -1, n, self.head_dim)
+            for y in (self.rotated(k), v)
+        ]
+        y = F.scaled_dot_product_attention(self.rotated(q), *many)
+        return self.o(y.transpose(1, 2).reshape(b, n, -1))
+
+
 CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
     # element-wise operations
     "residual": (Net(lambda n, x: n.h(n.a(x) + n.b(x)), a=conv(3, 8), b=conv(3, 8), h=head(8)), IMAGE, [8]),
@@ -48,6 +76,12 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         IMAGE,
         [8],
     ),
+    "dropout of channels": (
+        move(lambda x: F.feature_alpha_dropout(F.alpha_dropout(F.dropout2d(x, training=False)))),
+        IMAGE,
+        [8],
+    ),
+    "where": (move(lambda x: torch.where(x > 0, x, torch.full_like(x, 0.5) * x.new_full((1,), 2.0))), IMAGE, [8]),
     "activations": (move(lambda x: F.hardswish(F.dropout(F.silu(x), training=False))), IMAGE, [8]),
     "prelu": (Net(lambda n, x: n.h(n.p(n.a(x))), a=conv(3, 8), p=nn.PReLU(8), h=head(8)), IMAGE, [8]),
     "glu": (move(lambda x: F.glu(x, dim=1), source=conv(3, 16)), IMAGE, [8]),
@@ -214,6 +248,35 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         [4, 8],
     ),
     "spatial padding": (move(lambda x: F.pad(F.pad(x, (1, 1, 2, 0)), (1, 1, 1, 1), mode="reflect")), IMAGE, [8]),
+    "index known at run time": (
+        Net(
+            lambda n, x: n.h(n.a(x)[:, :, (x[0, 0, 0] > 0).long()].index_select(3, (x[0, 0, 0] > 0).long())),
+            a=conv(3, 8),
+            h=head(8),
+        ),
+        IMAGE,
+        [8],
+    ),
+    "index of channels known at run time": (
+        Net(lambda n, x: n.h(n.a(x)[:, (x[0, 0, 0] > 0).long()]), a=conv(3, 8), h=head(8)),
+        IMAGE,
+        [],
+    ),
+    "gather": (
+        Net(lambda n, x: n.h((y := n.a(x)).gather(3, (x[:, :1] > 0).long().expand(y.shape))), a=conv(3, 8), h=head(8)),
+        IMAGE,
+        [8],
+    ),
+    "other names of cat": (
+        Net(
+            lambda n, x: n.h(torch.concatenate([n.a(x), torch.concat([n.b(x), n.a(x)], 1)], 1)),
+            a=conv(3, 4),
+            b=conv(3, 6),
+            h=head(14),
+        ),
+        IMAGE,
+        [4, 6],
+    ),
     "index": (move(lambda x: x[:, :, torch.tensor([0, 2, 4])]), IMAGE, [8]),
     "roll and flip": (move(lambda x: torch.roll(x, 1, 2).flip(3)), IMAGE, [8]),
     "repeat": (Net(lambda n, x: n.h(n.a(x).repeat(1, 2, 1, 1)), a=conv(3, 8), h=head(16)), IMAGE, [8]),
@@ -245,6 +308,25 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         LINE,
         [8],
     ),
+    "upsampling a line": (
+        Net(
+            lambda n, x: n.b(F.interpolate(F.interpolate(n.a(x), size=9), size=7, mode="linear").mean(2)),
+            a=nn.Conv1d(3, 8, 3),
+            b=nn.Linear(8, 5),
+        ),
+        LINE,
+        [8],
+    ),
+    "upsampling a volume": (
+        Net(
+            lambda n, x: n.b(F.interpolate(F.interpolate(n.a(x), size=4), size=5, mode="trilinear").mean((2, 3, 4))),
+            a=nn.Conv3d(3, 8, 3),
+            b=nn.Linear(8, 5),
+        ),
+        torch.randn(2, 3, 5, 5, 5),
+        [8],
+    ),
+    "resizing with antialias": (move(lambda x: F.interpolate(x, size=5, mode="bilinear", antialias=True)), IMAGE, [8]),
     "upsampling": (
         move(
             lambda x: F.interpolate(
@@ -282,10 +364,12 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         IMAGE,
         [8],
     ),
-    "mean over channels": (
-        Net(lambda n, x: n.h(n.a(x) / n.a(x).mean(1, keepdim=True)), a=conv(3, 8), h=head(8)),
+    "mean over channels": (move(lambda x: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1)), IMAGE, [8]),
+    "mean over channels and space": (move(lambda x: x / (1 + x.mean() ** 2)), IMAGE, []),
+    "smaller of two": (
+        Net(lambda n, x: n.h(torch.min(n.a(x), n.b(x))), a=conv(3, 8), b=conv(3, 8), h=head(8)),
         IMAGE,
-        [],
+        [8],
     ),
     "softmax over space": (move(lambda x: x * torch.softmax(x, 2)), IMAGE, [8]),
     "softmax over channels": (move(lambda x: torch.log_softmax(x, 1)), IMAGE, []),
@@ -381,7 +465,32 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         IMAGE,
         [],
     ),
+    **{
+        kind.__name__: (
+            Net(
+                lambda n, x: n.h(n.r(n.a(x))[0][:, -1]),
+                a=nn.Linear(8, 10),
+                r=kind(10, 7, num_layers=2, batch_first=True, **options),
+                h=nn.Linear(7 * (1 + bool(options.get("bidirectional"))), 5),
+            ),
+            TOKENS,
+            [7, 10],
+        )
+        for kind, options in ((nn.LSTM, {"bidirectional": True}), (nn.GRU, {"bias": False}), (nn.RNN, {}))
+    },
+    "rnn with relu and its last state": (
+        Net(lambda n, x: n.h(n.r(x)[1][0]), r=nn.RNN(8, 7, nonlinearity="relu"), h=nn.Linear(7, 5)),
+        TOKENS,
+        [7],
+    ),
+    "recurrent with an initial state from outside": (
+        Net(lambda n, x: n.h(n.r(x, x[:1, :, :7])[0]), r=nn.GRU(8, 7), h=nn.Linear(7, 5)),
+        TOKENS,
+        [],
+    ),
     # products of activations
+    "rotated heads": (Net(lambda n, x: n.o(n.t(x)), t=Rotary(8, 4, 4), o=nn.Linear(8, 5)), TOKENS, [4, 8]),
+    "grouped queries": (Net(lambda n, x: n.o(n.t(x)), t=Rotary(8, 6, 4, repeats=2), o=nn.Linear(8, 5)), TOKENS, [3, 8]),
     "attention": (Net(lambda n, x: n.o(n.t(x)), t=Attention(8, 4, 3), o=nn.Linear(8, 5)), TOKENS, [4, 8]),
     "attention by hand": (
         Net(lambda n, x: n.o(n.t(x)), t=Attention(8, 4, 3, fused=False), o=nn.Linear(8, 5)),
