@@ -173,7 +173,7 @@ def test_comparison_and_sweep_continue_only_where_everything_is_the_same(
 
 def test_sweep_of_other_budgets_is_not_mixed_into_a_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each point starts from the weights of the one before."""
-    monkeypatch.setattr("dsa_hw.experiments.sweep.allocate", _never)
+    monkeypatch.setattr("dsa_hw.experiments.front.allocate", _never)
     ask: dict[str, Any] = {"example_inputs": torch.zeros(1, 3, 32, 32), "method": "uniform", "out": tmp_path}
     with pytest.raises(AssertionError):
         sweep(net(), [FlopsBudget("70%"), FlopsBudget("40%")], **ask)
@@ -381,7 +381,7 @@ def test_sweep_is_monotone_and_certified(tmp_path: Path, monkeypatch: pytest.Mon
         assert Certificate.from_dict(Plan.load(tmp_path / plan).certificate).verdict == Verdict.MET
     assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(tmp_path / "front.csv")) == 3
-    monkeypatch.setattr("dsa_hw.experiments.sweep.allocate", _never)
+    monkeypatch.setattr("dsa_hw.experiments.front.allocate", _never)
     again = sweep(
         net(),
         asked,
