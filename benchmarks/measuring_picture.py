@@ -14,7 +14,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from repeatability import NEIGHBOURS, neighbour, read
+from repeatability import NEIGHBOURS, half_widths, neighbour, read, with_scatter
 
 from dsa_hw.channels import find_groups
 from dsa_hw.zoo.models import load_model
@@ -67,13 +67,13 @@ def main() -> None:
     middle.set(ylabel="ratio to the dense network", xlabel="run", ylim=(ratio - 4 * spread, ratio + 4 * spread))
     middle.set_title("... but so do the dense network's runs next to them: most ratios stay", loc="left")
     middle.legend(loc="upper right", frameon=False)
-    table = read(args.results)
+    table = with_scatter(read(args.results))
     part = table[
         (table["model"] == args.model) & (table["runtime"] == "onnxruntime/cpu") & (table["configuration"] == "c0")
     ]
     for i, condition in enumerate(NEIGHBOURS):
         rows = part[part["condition"] == condition].sort_values("sitting")
-        reach = 2.0 * np.sqrt(rows["variance"])
+        reach = np.log1p(half_widths(rows))
         x = i + np.linspace(-0.25, 0.25, max(len(rows), 2))[: len(rows)]
         value = np.exp(rows["log"])
         bars = [value * (1 - np.exp(-reach)), value * (np.exp(reach) - 1)]

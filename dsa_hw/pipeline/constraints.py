@@ -6,6 +6,7 @@ anything is trained. An infeasible budget is refused here, with the smallest one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -79,7 +80,8 @@ def resolve_budgets(budgets: Sequence[Budget], task: Task, target: str | Target 
             rules = rules_for(budget, task.profiling.rules)
             key = (place.title, budget.key, rules.statistic)
             if key not in meters:
-                meters[key] = DeviceMeter.of(budget, place, task.inputs, rules, task.seed)
+                builder = functools.partial(task.builder, place)
+                meters[key] = DeviceMeter.of(budget, place, task.inputs, rules, task.seed, builder)
             waiting.append((i, budget, place, meters[key]))
     _check(found, task)
     models: dict[tuple[str, str, str], CostModel] = {}

@@ -19,6 +19,8 @@ from dsa_hw.methods.costs import check_network
 from dsa_hw.pipeline.options import ProfileOptions
 from dsa_hw.profiles import Profile
 from profilers.measuring.environment import environment
+from profilers.networks.builder import ConfigurationBuilder
+from profilers.profiling.events import Event
 
 if TYPE_CHECKING:
     from profilers import MeasuringRules
@@ -40,6 +42,7 @@ class Task:
         seed: Seed of everything random.
         store: Where measurements are kept and continued; None keeps none.
         listener: Called with each event of a profile.
+        builders: What builds configurations, by the title of the target; see `builder`.
     """
 
     model: nn.Module
@@ -50,6 +53,15 @@ class Task:
     seed: int = 0
     store: Path | None = None
     listener: Callable[[Any], None] | None = None
+    builders: dict[str, ConfigurationBuilder] = field(default_factory=dict)
+
+    def builder(self, target: Target) -> ConfigurationBuilder:
+        """Return what builds configurations for a target; made, and the network exported, at the first call."""
+        if target.title not in self.builders:
+            if self.listener is not None:
+                self.listener(Event("exporting once" if target.artefact == "onnx" else "preparing"))
+            self.builders[target.title] = ConfigurationBuilder(self.model, self.groups, self.inputs, target)
+        return self.builders[target.title]
 
     @property
     def name(self) -> str:
@@ -145,6 +157,7 @@ def _measured(task: Task, target: Target, rules: MeasuringRules, quantity: str, 
         listener=task.listener,
         quantity=quantity,
         counter=counter,
+        builder=task.builder(target),
     )
 
 

@@ -6,7 +6,7 @@ one in runs next to each other, and not across days.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from budgets.budget import Budget, CountedBudget, EstimatedEnergyBudget, Measure
 from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import BudgetError
 from dsa_hw.pipeline.reading import Reading
+from dsa_hw.utils.arrays import Ints
 from profilers import MeasuringRules
 from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.environment import environment
@@ -27,17 +28,20 @@ from profilers.networks.loaded import Loadable
 from profilers.profiling.job import bench_for, described
 from profilers.targets import Target
 
-__all__ = ["DENSE", "CountMeter", "Decided", "DeviceMeter", "Meter", "Seen", "meter_for", "rules_for"]
+__all__ = ["DENSE", "CountMeter", "Decided", "DeviceMeter", "Kept", "Meter", "Seen", "meter_for", "rules_for"]
 
 _ANCHOR = "anchor"
-_SITTING = 12.0  # seconds of one sitting at most; a longer reading is several sittings
+_PIECE = 12.0  # seconds after which a reading is looked at, if it is not precise enough before
 _FINE = 0.003  # half-width of a ratio's interval within a sitting that is precise enough
+_LAST_LOOK = 1  # the number of the last of several looks: half of the error rate is its share
 _SHARE = 0.25  # of the variance between sittings: below it, a longer sitting tells no more
 
 Seen = Callable[[str, float], None]
 """Called with the name of the network just visited and the share of networks that are finished."""
 Decided = Callable[[Mapping[str, Reading]], bool]
 """Whether the readings so far are enough; where they are not, reading goes on until the time limit."""
+Kept = Mapping[str, Sequence[Ints]]
+"""The channels that a network keeps of each group, by the name of the network."""
 
 
 class Meter(Protocol):
@@ -61,6 +65,7 @@ class Meter(Protocol):
         limit: float,
         seen: Seen | None = None,
         decided: Decided | None = None,
+        kept: Kept | None = None,
     ) -> dict[str, Reading]:
         """Read the cost of each network.
 
@@ -69,6 +74,8 @@ class Meter(Protocol):
             limit: About how many seconds reading may take.
             seen: Called after each visit of a network.
             decided: Asked whether the readings are enough.
+            kept: Which channels of the network called `DENSE` the others keep, by name, where that is known. Their
+                graphs are then narrowed from its graph, which takes a fraction of the time of an export.
 
         Returns:
             A reading for each name.
@@ -134,6 +141,7 @@ class CountMeter:
         limit: float = 0.0,
         seen: Seen | None = None,
         decided: Decided | None = None,
+        kept: Kept | None = None,
     ) -> dict[str, Reading]:
         """Count the cost of each network; see `Meter.read`."""
         found = {}
@@ -161,6 +169,7 @@ class DeviceMeter:
         *,
         quantity: str = "latency",
         counter: Any = None,
+        builder: Callable[[], ConfigurationBuilder] | None = None,
     ) -> None:
         """Prepare to measure.
 
@@ -171,7 +180,9 @@ class DeviceMeter:
             seed: Seed of the order of runs.
             quantity: "latency" or "energy".
             counter: The energy counter; None finds the device's own.
+            builder: Returns what builds configurations of the dense network; None exports it.
         """
+        self._make_builder = builder
         self.target, self.title, self.quantity = target, target.title, quantity
         self.specification = target.name
         self.rules = rules
@@ -185,10 +196,17 @@ class DeviceMeter:
 
     @classmethod
     def of(
-        cls, budget: MeasuredBudget, target: Target, inputs: tuple[Any, ...], rules: MeasuringRules, seed: int = 0
+        cls,
+        budget: MeasuredBudget,
+        target: Target,
+        inputs: tuple[Any, ...],
+        rules: MeasuringRules,
+        seed: int = 0,
+        builder: Callable[[], ConfigurationBuilder] | None = None,
     ) -> DeviceMeter:
         """Return the meter for the quantity and the counter that a budget names."""
-        return cls(target, inputs, rules, seed, quantity=budget.key, counter=getattr(budget, "counter", None))
+        counter = getattr(budget, "counter", None)
+        return cls(target, inputs, rules, seed, quantity=budget.key, counter=counter, builder=builder)
 
     def read(
         self,
@@ -196,19 +214,26 @@ class DeviceMeter:
         limit: float,
         seen: Seen | None = None,
         decided: Decided | None = None,
+        kept: Kept | None = None,
     ) -> dict[str, Reading]:
         """Measure seconds or joules of each network; see `Meter.read`.
 
-        The network that is called `DENSE`, or else the last one, is what the others are compared with. Where
-        ``decided`` says no, more sittings follow. It is asked after 1, 2, 4, ... of them, and the intervals allow for
-        every look.
+        The network that is called `DENSE`, or else the last one, is what the others are compared with. Reading goes on
+        in pieces of a sitting until the ratios are known so well that the scatter between sittings is most of their
+        error: more of the same sitting would not decide. Before that, ``decided`` is asked after 1, 2, 4, ... pieces.
+        Half of the error rate is kept for the last look, and these looks share the other half. Where the first look is
+        the last, it has all.
         """
         names = [*networks]
         pivot = DENSE if DENSE in networks else names[-1]
         groups = self._prepare_dense(networks[DENSE]) if pivot == DENSE and self.target.estimated is None else None
         for name, model in networks.items():
             if name not in self._prepared or self._prepared[name][0] is not model:
-                self._prepared[name] = (model, loadable_module(model, self._inputs, self.target))
+                if groups is not None and kept is not None and name in kept:
+                    loadable = self._builder.loadable_kept(kept[name])
+                else:
+                    loadable = loadable_module(model, self._inputs, self.target)
+                self._prepared[name] = (model, loadable)
         self._prepared = {name: self._prepared[name] for name in self._prepared if name in networks or name == _ANCHOR}
         others = {name: self._prepared[name][1] for name in names if name != pivot}
         if groups is not None:
@@ -225,29 +250,30 @@ class DeviceMeter:
         longest = max(limit, bench.least_seconds(len(others)))
         begin = bench.now()
         runs: dict[str, Samples] = {}
-        sitting = 0
+        pieces = 0
         while True:
             left = longest - (bench.now() - begin)
             part = bench.measure(
                 others,
                 self._prepared[pivot][1],
-                limit=min(left, max(_SITTING, bench.least_seconds(len(others)))),
-                sitting=sitting,
+                limit=min(left, max(_PIECE, bench.least_seconds(len(others)))),
                 on_round=lambda new: seen(next(iter(new)), min((bench.now() - begin) / longest, 1.0)) if seen else None,
                 enough=enough,
                 rules=rules,
             )
-            sitting += 1
+            pieces += 1
             if _ANCHOR in part:
                 bench.record(part[_ANCHOR])
             for name, m in part.items():
                 runs[name] = Samples.joined([runs[name], m.samples]) if name in runs else m.samples
+            found = bench.judged(runs, rules)
             over = decided is None or self.target.estimated is not None or bench.now() - begin >= longest
-            if over or sitting & (sitting - 1) == 0:
-                look = sitting.bit_length() + (sitting & (sitting - 1) > 0) if decided is not None else 0
+            last = over or enough(found)
+            if last or pieces & (pieces - 1) == 0:
+                look = (0 if pieces == 1 else _LAST_LOOK) if last else _LAST_LOOK + pieces.bit_length()
                 found = bench.judged(runs, rules, look)
                 readings = {name: _reading(found[DENSE if name == pivot else name]) for name in names}
-                if over or (decided is not None and decided(readings)):
+                if last or (decided is not None and decided(readings)):
                     return readings
 
     @property
@@ -278,11 +304,16 @@ class DeviceMeter:
     def _prepare_dense(self, dense: nn.Module) -> ChannelGroups:
         """Export the dense network once, for itself and for its anchor, and return its groups."""
         if _ANCHOR not in self._prepared or self._prepared[_ANCHOR][0] is not dense:
-            self._groups = find_groups(dense, self._inputs)
-            builder = ConfigurationBuilder(dense, self._groups, self._inputs, self.target)
-            self._prepared[DENSE] = (dense, builder.loadable(self._groups.sizes.tolist()))
-            self._prepared[_ANCHOR] = (dense, builder.loadable(anchor_widths(self._groups.sizes)))
-        return self._groups
+            self._builder = self._builder_of(dense)
+            sizes = self._builder.groups.sizes
+            self._prepared[DENSE] = (dense, self._builder.loadable(sizes.tolist()))
+            self._prepared[_ANCHOR] = (dense, self._builder.loadable(anchor_widths(sizes)))
+        return self._builder.groups
+
+    def _builder_of(self, dense: nn.Module) -> ConfigurationBuilder:
+        if self._make_builder is not None:
+            return self._make_builder()
+        return ConfigurationBuilder(dense, find_groups(dense, self._inputs), self._inputs, self.target)
 
     def _bench(self, groups: ChannelGroups | None) -> Bench:
         key = groups.fingerprint if groups is not None else ""
@@ -297,7 +328,7 @@ def _fine(m: Measurement) -> bool:
     """Return whether a longer sitting would not make the interval noticeably narrower."""
     if not m.rules.paired:
         return m.finished
-    return m.within.variance <= _SHARE * m.scatter.at(m.within.log) or m.within.halfwidth() <= _FINE
+    return m.within.variance <= _SHARE * m.scatter.ratio or m.within.halfwidth() <= _FINE
 
 
 def _reading(m: Measurement) -> Reading:

@@ -35,7 +35,7 @@ __all__ = ["Candidate", "Candidates", "Measure", "best_candidate", "candidates_t
 
 _log = logging.getLogger(__name__)
 
-_AGAIN = 0.8  # of the reach of the interval, besides the interval itself, below the limit
+_AGAIN = 0.8  # of the reach of the interval, besides the interval itself, below the limit (benchmarks/agreement.py)
 _CLOSE = 0.01  # of the budget below the aim is close enough
 
 Measure = Callable[[Ints], tuple[Sequence[Reading], Sequence[Reading]]]
@@ -115,13 +115,13 @@ class Candidates:
 
     def measure(self, widths: Ints) -> tuple[list[Reading], list[Reading]]:
         """Return the readings for every budget, of this network and of the dense one."""
-        small = self.network(widths).model
+        small, kept = self.network(widths).model, self.network(widths).kept
         readings, dense = [], []
         for constraint in self._constraints:
             networks: dict[str, nn.Module] = {"pruned": small}
             if not constraint.meter.exact:
                 networks = {DENSE: self._problem.model, **networks}
-            found = constraint.meter.read(networks, self._limit)
+            found = constraint.meter.read(networks, self._limit, kept={"pruned": kept})
             readings.append(found["pruned"])
             dense.append(found.get(DENSE, Reading(constraint.dense, constraint.dense, constraint.dense)))
         return readings, dense

@@ -91,8 +91,8 @@ class Bench:
         """Keep what this sitting found of the anchor pair, for the intervals of later sittings."""
         if self._sitting_key is None or anchor.estimated or not anchor.rules.paired or anchor.samples.blocks < 2:
             return
-        alone = replace(anchor, scatter=Scatter(ratio=0.0, scale=0.0))
-        self.sittings.add(self._sitting_key, Sitting(alone.ratio, alone.scale))
+        scale = replace(anchor, scatter=Scatter(ratio=0.0, scale=0.0)).scale
+        self.sittings.add(self._sitting_key, Sitting(anchor.within, scale, round(time.time(), 3)))
         self.scatter = self.sittings.scatter(self._sitting_key)
 
     def measure(
@@ -210,7 +210,11 @@ class Bench:
         end: float,
         keep: Callable[[Mapping[str, Samples]], None],
     ) -> None:
-        """Load networks and visit them in rounds; the last round may be cut short by the end of the time."""
+        """Load networks and visit them in rounds.
+
+        At the end of the time a block is cut short. One whose loading took up the time is not: it has all its rounds,
+        or lasts as long again, because a single run says nothing.
+        """
         copies = self._copies([networks[name].size for name in pending], dense.size)
         loading = self._clock()
         for name in (DENSE, *pending):
@@ -237,7 +241,7 @@ class Bench:
             last = float(new[DENSE].values[-1])
             keep(new)
             rounds += 1
-            if self._clock() >= end:
+            if self._clock() >= end and (rounds >= rules.rounds or self._clock() - begin >= least):
                 break
 
     def _copies(self, sizes: Sequence[int], dense: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.arrays import Bools, Floats, Ints
 from dsa_hw.utils.text import percent
 from profilers.measuring import report, statistics
 from profilers.measuring.rules import MeasuringRules
@@ -95,14 +95,22 @@ class Samples:
         """Number of blocks."""
         return len(np.unique(np.stack([self.sitting, self.block]), axis=1).T) if len(self) else 0
 
-    def ratios(self) -> dict[tuple[int, int], float]:
-        """Return the median ratio to the dense network's neighbouring runs, as a logarithm, by sitting and block.
+    @property
+    def _whole(self) -> Bools:
+        """Which runs have two neighbours."""
+        return np.isfinite(self.before) & np.isfinite(self.after)
 
-        A run is compared with the faster one of its two neighbours: interference that hits one of them does not count.
-        Runs without two neighbours are left out.
+    def logs(self) -> Floats:
+        """Return the logarithms of the runs over the faster one of their two neighbours, where there are two.
+
+        Interference that hits one of the neighbours does not count.
         """
-        whole = np.isfinite(self.before) & np.isfinite(self.after)
-        logs = np.log(self.values[whole] / np.minimum(self.before, self.after)[whole])
+        whole = self._whole
+        return np.log(self.values[whole] / np.minimum(self.before, self.after)[whole])
+
+    def ratios(self) -> dict[tuple[int, int], float]:
+        """Return the median of `logs` by sitting and block."""
+        whole, logs = self._whole, self.logs()
         sitting, block = self.sitting[whole], self.block[whole]
         keys = sorted(set(zip(sitting.tolist(), block.tolist(), strict=True)))
         return {(s, b): float(np.median(logs[(sitting == s) & (block == b)])) for s, b in keys}
@@ -122,9 +130,25 @@ def block_logs(samples: Samples, dense: Samples) -> dict[int, Floats]:
 
 
 def pooled(samples: Sequence[Samples], dense: Samples) -> float:
-    """Return the variance of a block's ratio, over all networks and sittings."""
-    logs = [block_logs(s, dense) for s in samples if len(s)]
-    return statistics.pooled_variance([v for each in logs for v in each.values()])[0]
+    """Return the variance of a block's ratio, over all networks and sittings.
+
+    Where every sitting has a single block, the variance of the median of its runs is taken if it is larger.
+    """
+    found = [s for s in samples if len(s)]
+    groups = [values for s in found for values in block_logs(s, dense).values()]
+    variance = statistics.pooled_variance(groups)[0]
+    if any(len(values) > 1 for values in groups):
+        return variance
+    return max(variance, _variance_of_median([s.logs() for s in found], dense.logs()))
+
+
+def _variance_of_median(runs: Sequence[Floats], dense: Floats) -> float:
+    """Return the variance of the median of a network's runs, from the spread of all runs around their medians."""
+    several = [logs - np.median(logs) for logs in (*runs, dense) if len(logs) > 1]
+    if not several:
+        return 0.0
+    low, high = np.quantile(np.concatenate(several), [0.16, 0.84])
+    return float(math.pi / 2 * ((high - low) / 2) ** 2 / np.median([len(logs) for logs in runs] or [1]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -173,14 +197,14 @@ class Measurement:
     @cached_property
     def within(self) -> Estimate:
         """The ratio to the dense network in these sittings, without the scatter between sittings."""
-        return self._ratio(0.0)
+        return self._ratio(None)
 
     @cached_property
     def ratio(self) -> Estimate:
         """The ratio to the dense network."""
         if not self.rules.paired:
             return self.absolute.over(self._tail(self.dense)) if len(self.dense) else self.absolute
-        return self._ratio(self.scatter.at(self.within.log))
+        return self._ratio(self.scatter.ratio)
 
     @cached_property
     def absolute(self) -> Estimate:
@@ -203,16 +227,16 @@ class Measurement:
             parts.append(statistics.mean_of_blocks(each))
         return _over_sittings(parts, self.scatter.scale, self.scatter.scale_freedom)
 
-    def _ratio(self, between: float) -> Estimate:
+    def _ratio(self, between: float | None) -> Estimate:
         if self.samples is self.dense:
             return Estimate(0.0)
         if self.estimated:
             return Estimate(math.log(self.samples.values[0] / self.samples.before[0]))
         logs = block_logs(self.samples, self.dense)
         parts = {s: statistics.mean_of_blocks(values, self.block_variance) for s, values in logs.items()}
-        if between:
+        if between is not None:
             parts = {s: part.widened(self._disagreement(s, part.log) ** 2, _FREEDOM) for s, part in parts.items()}
-        return _over_sittings(list(parts.values()), between, self.scatter.ratio_freedom)
+        return _over_sittings(list(parts.values()), between or 0.0, self.scatter.ratio_freedom)
 
     def _disagreement(self, sitting: int, log: float) -> float:
         """Return how far the ratio of the medians of a sitting's runs is from the median ratio, as logarithms.

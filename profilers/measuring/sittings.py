@@ -1,10 +1,11 @@
 """How much sittings differ: the same ratio, measured again by another process at another time.
 
-Within one sitting a ratio can be known to a few tenths of a percent, and still be a percent different an hour later,
+Within one sitting a ratio can be known to a few tenths of a percent, and still be some percent different an hour later,
 because other users of the machine take caches and memory bandwidth. Every sitting therefore measures one more pair:
 the dense network and its anchor, a network of half the widths. The scatter of that ratio (and of the dense network's
 time) over sittings is what intervals must contain besides their own error. It is kept for each environment and
-network in the user's cache folder, one line per sitting, and starts from a stated prior.
+network in the user's cache folder, and starts from a stated prior. Measurements within ten minutes are one sitting:
+they agree with each other better than with those of another hour.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import hashlib
 import json
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +33,17 @@ __all__ = ["PRIOR_RATIO", "PRIOR_SCALE", "Scatter", "Sitting", "SittingFile", "a
 
 _log = logging.getLogger(__name__)
 
+# The most likely values for the first three sittings of benchmarks/results/repeatability.jsonl, see
+# docs/benchmarks/profilers.md. Networks differ widely, so the prior counts for few sittings.
 PRIOR_RATIO = 0.008
 """Standard deviation of a ratio between sittings that is assumed before the second sitting."""
-PRIOR_SCALE = 0.015
+PRIOR_SCALE = 0.03
 """Standard deviation of the dense network's time between sittings that is assumed before the second sitting."""
-_PRIOR_FREEDOM = 4.0  # how many further sittings the prior counts for
-_PRIOR_ANCHOR = math.log(0.4)  # the anchor's ratio that is assumed before the first sitting
+_RATIO_FREEDOM = 2.0  # how many further sittings the prior counts for
+_SCALE_FREEDOM = 4.0
 _FINEST = 0.001  # standard deviation of a sitting; a smaller one does not get more weight
 _LAST = 30  # sittings that count: a machine may change
+_SITTING = 600.0  # seconds from the first measurement of a sitting to the last
 
 
 def anchor_widths(sizes: Sequence[int] | Ints) -> tuple[int, ...]:
@@ -70,37 +73,26 @@ class Scatter:
     """Variances of logarithms between sittings, with the degrees of freedom by which they are known.
 
     Attributes:
-        ratio: Of the anchor's ratio to the dense network.
+        ratio: Of a ratio to the dense network, as the anchor shows it.
         ratio_freedom: Its degrees of freedom.
         scale: Of the dense network's time.
         scale_freedom: Its degrees of freedom.
-        anchor: Logarithm of the anchor's ratio.
         sittings: Sittings that were seen.
     """
 
     ratio: float = PRIOR_RATIO**2
-    ratio_freedom: float = _PRIOR_FREEDOM
+    ratio_freedom: float = _RATIO_FREEDOM
     scale: float = PRIOR_SCALE**2
-    scale_freedom: float = _PRIOR_FREEDOM
-    anchor: float = _PRIOR_ANCHOR
+    scale_freedom: float = _SCALE_FREEDOM
     sittings: int = 0
 
     @classmethod
-    def of(cls, sittings: Sequence[Sitting]) -> Scatter:
+    def of(cls, measured: Sequence[Sitting]) -> Scatter:
         """Return the scatter of sittings, together with the prior."""
-        ratio = _between([s.ratio for s in sittings], PRIOR_RATIO)
-        scale = _between([s.scale for s in sittings], PRIOR_SCALE)
-        anchor = float(np.median([s.ratio.log for s in sittings])) if sittings else _PRIOR_ANCHOR
-        return cls(*ratio, *scale, min(anchor, -0.1), len(sittings))
-
-    def at(self, log: float) -> float:
-        """Return the variance between sittings of a ratio with this logarithm.
-
-        A network that is nearly dense responds to the machine as the dense network does, a narrow one differently: in
-        our measurements (docs/guide/how-we-measure.md) the standard deviation grows with the logarithm of the ratio. It
-        is taken as that of the anchor in this proportion, but at least 0.7 times and at most twice as large.
-        """
-        return self.ratio * float(np.clip(log / self.anchor, 0.7, 2.0)) ** 2
+        sittings = _apart(measured)
+        ratio = _between([s.ratio for s in sittings], PRIOR_RATIO, _RATIO_FREEDOM)
+        scale = _between([s.scale for s in sittings], PRIOR_SCALE, _SCALE_FREEDOM)
+        return cls(*ratio, *scale, len(sittings))
 
 
 @dataclass(frozen=True)
@@ -110,17 +102,37 @@ class Sitting:
     Attributes:
         ratio: The anchor over the dense network.
         scale: The dense network's time.
+        time: When it was measured, in seconds since 1970.
     """
 
     ratio: Estimate
     scale: Estimate
+    time: float
 
 
-def _between(found: Sequence[Estimate], prior: float) -> tuple[float, float]:
+def _apart(measured: Sequence[Sitting]) -> list[Sitting]:
+    """Return one sitting for all that were measured within ten minutes, in order of time."""
+    groups: list[list[Sitting]] = []
+    for sitting in sorted(measured, key=lambda s: s.time):
+        if groups and sitting.time - groups[-1][0].time < _SITTING:
+            groups[-1].append(sitting)
+        else:
+            groups.append([sitting])
+    return [Sitting(_mean([s.ratio for s in g]), _mean([s.scale for s in g]), g[0].time) for g in groups]
+
+
+def _mean(found: Sequence[Estimate]) -> Estimate:
+    """Return the mean of independent estimates, weighted by their precision."""
+    weights = np.asarray([1 / max(e.variance, _FINEST**2) for e in found])
+    logs = np.asarray([e.log for e in found])
+    return Estimate(float((weights * logs).sum() / weights.sum()), float(1 / weights.sum()))
+
+
+def _between(found: Sequence[Estimate], prior: float, counts: float) -> tuple[float, float]:
     """Return the variance between estimates beyond their own variances, with a prior, and its degrees of freedom.
 
     The estimates are weighted by their precision (DerSimonian and Laird, 1986): a disturbed sitting, which knows its
-    own ratio badly, says little about how much sittings differ.
+    own ratio badly, says little about how much sittings differ. The prior counts for ``counts`` further ones.
     """
     more = max(len(found) - 1, 0)
     seen = 0.0
@@ -130,8 +142,8 @@ def _between(found: Sequence[Estimate], prior: float) -> tuple[float, float]:
         mean = float((weights * logs).sum() / weights.sum())
         excess = float((weights * (logs - mean) ** 2).sum()) - more
         seen = max(excess / float(weights.sum() - (weights**2).sum() / weights.sum()), 0.0)
-    freedom = _PRIOR_FREEDOM + more
-    return (_PRIOR_FREEDOM * prior**2 + more * seen) / freedom, freedom
+    freedom = counts + more
+    return (counts * prior**2 + more * seen) / freedom, freedom
 
 
 class SittingFile:
@@ -147,13 +159,14 @@ class SittingFile:
 
     def scatter(self, key: str) -> Scatter:
         """Return the scatter of the last sittings of an environment and network."""
-        return Scatter.of([sitting for k, sitting in [*self._read(), *self._memory] if k == key][-_LAST:])
+        found = [sitting for k, sitting in [*self._read(), *self._memory] if k == key]
+        return Scatter.of(_apart(found)[-_LAST:])
 
     def add(self, key: str, sitting: Sitting) -> None:
         """Append a sitting; where that is impossible, it is known to this process only."""
         row = {
             "key": key,
-            "time": round(time.time(), 3),
+            "time": sitting.time,
             **{name: [e.log, e.variance] for name, e in (("ratio", sitting.ratio), ("scale", sitting.scale))},
         }
         try:
@@ -180,6 +193,7 @@ class SittingFile:
                 row = parse_json(line, "a sitting", max_bytes=10_000)
                 check_seal(row, "a sitting")
                 parts = [Estimate(*(float(v) for v in row[name])) for name in ("ratio", "scale")]
-                if all(math.isfinite(e.log) and 0 <= e.variance < math.inf for e in parts):
-                    found.append((str(row["key"]), Sitting(*parts)))
+                when = float(row["time"])
+                if math.isfinite(when) and all(math.isfinite(e.log) and 0 <= e.variance < math.inf for e in parts):
+                    found.append((str(row["key"]), Sitting(*parts, when)))
         return found

@@ -138,6 +138,13 @@ class ConfigurationBuilder:
         share = float(np.mean((np.asarray(widths) / np.asarray(self.groups.sizes)) ** 2)) if len(widths) else 1.0
         return Loadable(lambda: self.load(widths), int(share * self.size))
 
+    def loadable_kept(self, kept: Sequence[Ints]) -> Loadable:
+        """Return the network that keeps ``kept``, ready to be loaded; its graph is built once."""
+        share = float(np.mean([(len(k) / int(c)) ** 2 for k, c in zip(kept, self.groups.sizes, strict=True)]))
+        artefact = self.artefact(kept)
+        # Every copy has its own weights.
+        return Loadable(lambda: self.target.load(copy.deepcopy(artefact), self.inputs), int(share * self.size))
+
     def check(self, seed: int = 0, rounds: int = 2) -> float | None:
         """Compare outputs of narrowed graphs and of shrunk networks.
 

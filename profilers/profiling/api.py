@@ -118,6 +118,7 @@ def profile(
     listener: Listener | None = None,
     quantity: str = "latency",
     counter: Any = None,
+    builder: ConfigurationBuilder | None = None,
 ) -> Profile:
     """Measure sampled channel configurations of a network on a target.
 
@@ -160,6 +161,7 @@ def profile(
         listener: Called with the progress.
         quantity: "latency" or "energy".
         counter: The energy meter, see `profilers.measuring.counters.Counter.of`; the device's own if None.
+        builder: Builds configurations of this network for this target; made if None.
 
     Returns:
         The profile; its table has a row per configuration.
@@ -196,6 +198,7 @@ def profile(
             listener=listener or (lambda event: None),
             quantity=quantity,
             counter=counter,
+            builder=builder,
         )
         return job.run(samples, holdout, grid)
 

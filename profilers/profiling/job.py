@@ -163,6 +163,7 @@ class ProfileJob:
         anchor = next((found[c.id] for c in design if c.split == "anchor" and c.id in found), None)
         if anchor is not None:
             self.bench.record(self._of_session(anchor))
+            found = self._found()  # with what this sitting tells about the scatter
         self._refuse_or_warn(design, found, samples)
         return read_profile(
             self.store,

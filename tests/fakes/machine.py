@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from profilers.measuring import bench as bench_module
 from profilers.measuring.bench import Bench
 from profilers.networks.loaded import Loadable
 from profilers.targets import Loaded, Target
@@ -35,6 +40,12 @@ class Tiny(nn.Module):
 def bursts(period: float, duty: float = 0.5, factor: float = 1.5) -> Callable[[float], float]:
     """Return a slowdown by ``factor`` in the first ``duty`` of every ``period`` seconds."""
     return lambda t: factor if t % period < duty * period else 1.0
+
+
+def sittings_an_hour_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every record of a sitting be made an hour after the one before."""
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(bench_module, "time", SimpleNamespace(time=lambda: next(hours), monotonic=time.monotonic))
 
 
 class Run(NamedTuple):

@@ -60,27 +60,28 @@ def test_a_certificate_that_is_met_still_holds_on_the_same_quiet_machine(
         assert machine.now - begin < 60, "it stops when the verdict is clear"
 
 
-def test_reading_goes_on_until_it_is_decided_or_the_time_is_used(net: Net, example: torch.Tensor) -> None:
-    machine = Machine(jitter=0.02)
+def test_reading_goes_on_until_it_is_decided_precise_or_the_time_is_used(net: Net, example: torch.Tensor) -> None:
+    machine = Machine(load_effect=0.1)  # such copies take minutes until their ratio is known
     meter = DeviceMeter(SimulatedDevice(machine), (example,), MeasuringRules(statistic="median"))
     networks = {DENSE: net, "pruned": halved(net, example)[2]}
-    looks: list[float] = []
+    looks: list[tuple[int, float]] = []
 
     def undecided(found: Mapping[str, Reading]) -> bool:
         share = found["pruned"].share
         assert share is not None
-        looks.append(share.halfwidth())
+        looks.append((found["pruned"].look, share.halfwidth()))
         return False
 
     begin = machine.now
-    meter.read(networks, 15, decided=lambda _: True)
-    assert machine.now - begin < 10
+    meter.read(networks, 60, decided=lambda _: True)
+    assert machine.now - begin < 20, "it is decided at the first look"
     begin = machine.now
-    found = meter.read(networks, 15, decided=undecided)
-    assert machine.now - begin >= 15
+    found = meter.read(networks, 60, decided=undecided)
+    assert machine.now - begin >= 60
     assert found["pruned"].share is not None
-    assert found["pruned"].share.halfwidth() < 0.7 * looks[0], "the interval shrinks"
-    assert 2 <= len(looks) <= 6, "in a few looks"
+    assert found["pruned"].share.halfwidth() < 0.8 * looks[0][1], "the interval shrinks"
+    assert [look for look, _ in looks] == [2, 3, 4], "in a few looks, which share half of the error rate"
+    assert found["pruned"].look == 1, "the last look has the other half"
 
 
 def test_a_slower_machine_does_not_change_a_share(net: Net, example: torch.Tensor) -> None:
@@ -93,12 +94,15 @@ def test_a_slower_machine_does_not_change_a_share(net: Net, example: torch.Tenso
     assert found.now.entries[0].dense > 1.2 * found.then.entries[0].dense
 
 
-def test_inconclusive_is_said_only_after_the_time_limit(net: Net, example: torch.Tensor) -> None:
-    machine = Machine()
-    device = SimulatedDevice(machine)
-    plan = certified(net, example, device, 1.0)  # exactly at the limit: no measurement can tell
-    begin = machine.now
-    found = verify(plan, net, example_inputs=example, target=device, time_limit=20)
-    assert found.now.verdict == "INCONCLUSIVE"
-    assert machine.now - begin >= 20
-    assert str(found).startswith("Inconclusive: cannot determine whether the certificate of 2026-11-16 still holds.\n")
+def test_inconclusive_is_said_when_more_of_the_same_sitting_cannot_tell(net: Net, example: torch.Tensor) -> None:
+    """Exactly at the limit, no measurement can tell; a disturbed one is not given up before the time is over."""
+    for load_effect, seconds in ((0.0, (0, 15)), (0.1, (30, 45))):
+        machine = Machine(load_effect=load_effect)
+        device = SimulatedDevice(machine)
+        plan = certified(net, example, device, 1.0)
+        begin = machine.now
+        found = verify(plan, net, example_inputs=example, target=device, time_limit=30)
+        assert found.now.verdict == "INCONCLUSIVE"
+        assert seconds[0] <= machine.now - begin <= seconds[1]
+        answer = "Inconclusive: cannot determine whether the certificate of 2026-11-16 still holds.\n"
+        assert str(found).startswith(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,18 @@ from profilers.measuring.rules import MeasuringRules
 from profilers.measuring.sittings import Scatter, SittingFile
 from profilers.networks.loaded import Loadable, Loaded
 from profilers.targets import Target
-from tests.fakes.machine import Machine, Run, Simulated, bursts
+from tests.fakes.machine import Machine, Run, Simulated, bursts, sittings_an_hour_apart
 
 NETWORK: tuple[str, list[Any]] = ("fingerprint", [])
 
 
 def bench_on(machine: Machine, target: Target | None = None, **options: Any) -> Bench:
     return Bench(target or Simulated(), environment={"target": "simulated"}, clock=machine.clock, **options)
+
+
+def within(dense: Measurement) -> float:
+    """Return the half-width of the dense network's interval without the scatter between sittings."""
+    return replace(dense, scatter=Scatter(ratio=0.0, scale=0.0)).halfwidth
 
 
 def alone(machine: Machine, seconds: float, **options: Any) -> Measurement:
@@ -123,7 +129,7 @@ def test_slow_drift_cancels_in_the_ratio_and_widens_the_scale() -> None:
     assert found["a"].ratio.value == pytest.approx(1 / 3, rel=0.005)
     steady = Machine()
     calm = bench_on(steady).measure({"a": steady.network(1e-3)}, steady.network(3e-3))
-    assert found[DENSE].halfwidth > 1.4 * calm[DENSE].halfwidth
+    assert within(found[DENSE]) > 3 * within(calm[DENSE])
 
 
 @pytest.mark.parametrize(("effect", "count"), [(0.01, 3), (0.03, 12)])
@@ -316,9 +322,37 @@ def test_less_time_gives_wider_intervals() -> None:
     for limit in (0.0, 60.0):
         machine = Machine(load_effect=0.01)
         found = bench_on(machine).measure({"a": machine.network(0.01)}, machine.network(0.02), limit=limit)
-        widths.append((found["a"].within.halfwidth(), found[DENSE].halfwidth))
+        widths.append((found["a"].within.halfwidth(), within(found[DENSE])))
     assert widths[0][0] > 1.3 * widths[1][0]
-    assert widths[0][1] > widths[1][1]
+    assert widths[0][1] > 1.3 * widths[1][1]
+
+
+@pytest.mark.parametrize("runs", [1e-4, 0.5])
+def test_block_is_not_a_single_run_where_loading_takes_up_the_time(runs: float) -> None:
+    """A run can take several times as long as usual; one of them says nothing."""
+    machine = Machine(loading=1.0)
+    begin = machine.now
+    found = bench_on(machine).measure({"a": machine.network(runs)}, machine.network(2 * runs), limit=0.5)
+    loading = machine.loads * (1.0 + 2 * 2 * runs)  # each copy is run once or twice before it is measured
+    assert found["a"].runs >= 5 or machine.now - begin >= machine.loads + 5.0
+    assert machine.now - begin < 2 * loading + 4 * runs, "and no longer"
+
+
+def test_interval_of_a_single_block_shows_the_spread_of_its_runs() -> None:
+    """Between interrupted runs the ratio is off by far more than blocks of a calm machine are."""
+    hits, calm = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        machine = Machine(lambda t, rng=rng: 4.0 if rng.random() < 0.3 else 1.0, seed=seed)  # type: ignore[misc]
+        found = bench_on(machine, seed=seed).measure({"a": machine.network(1e-4)}, machine.network(2e-4), limit=0.0)
+        assert found["a"].samples.blocks == 1
+        low, high = found["a"].ratio.interval()
+        hits.append(low <= 0.5 <= high)
+        quiet = Machine(seed=seed)
+        quick = bench_on(quiet, seed=seed).measure({"a": quiet.network(1e-4)}, quiet.network(2e-4), limit=0.0)
+        calm.append(quick["a"].within.halfwidth())
+    assert np.mean(hits) >= 0.9
+    assert np.median(calm) < 0.03
 
 
 def test_measuring_goes_on_until_it_is_enough() -> None:
@@ -426,7 +460,10 @@ def sit(machine: Machine, file: SittingFile, anchor: float = 0.8e-3) -> Bench:
     return bench
 
 
-def test_recorded_sittings_narrow_the_intervals_of_a_steady_machine_and_widen_those_of_another(tmp_path: Path) -> None:
+def test_recorded_sittings_narrow_the_intervals_of_a_steady_machine_and_widen_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sittings_an_hour_apart(monkeypatch)
     rng = np.random.default_rng(0)
     widths = []
     for name, tilt in (("steady", 0.0), ("shared", 0.03)):

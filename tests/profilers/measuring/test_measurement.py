@@ -39,8 +39,8 @@ class Machine:
         for block in range(blocks):
             pivot = DENSE * speed * math.exp(LOAD * rng.normal()) * self._vary((rounds, count + 1))
             for i, log in enumerate(logs):
-                # A network responds to the sitting as the logarithm of its ratio.
-                time = DENSE * speed * math.exp(log + tilt * log / ANCHOR + LOAD * rng.normal())
+                # A sitting shifts wide and narrow networks by about as much, see docs/benchmarks/profilers.md.
+                time = DENSE * speed * math.exp(log + tilt + LOAD * rng.normal())
                 runs[i].append(Samples.of(time * self._vary((rounds,)), pivot[:, i], pivot[:, i + 1], block, number))
             edge = np.full((rounds, 1), np.inf)
             before, after = np.hstack([edge, pivot[:, :-1]]), np.hstack([pivot[:, 1:], edge])
@@ -53,7 +53,7 @@ class Machine:
     def recorded(self, sittings: int) -> list[Sitting]:
         """Return what a number of sittings found of the anchor."""
         found = (replace(self.sitting(ANCHOR)[0], scatter=ALONE) for _ in range(sittings))
-        return [Sitting(anchor.ratio, anchor.scale) for anchor in found]
+        return [Sitting(anchor.within, anchor.scale, 3600.0 * hour) for hour, anchor in enumerate(found)]
 
     def scatters(self, sittings: int, count: int) -> list[Scatter]:
         """Return the scatters that earlier sittings showed to ``count`` users, each drawn from 200 sittings."""
