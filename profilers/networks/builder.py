@@ -140,10 +140,11 @@ class ConfigurationBuilder:
 
     def loadable_kept(self, kept: Sequence[Ints]) -> Loadable:
         """Return the network that keeps ``kept``, ready to be loaded; its graph is built once."""
-        share = float(np.mean([(len(k) / int(c)) ** 2 for k, c in zip(kept, self.groups.sizes, strict=True)]))
         artefact = self.artefact(kept)
-        # Every copy has its own weights.
-        return Loadable(lambda: self.target.load(copy.deepcopy(artefact), self.inputs), int(share * self.size))
+        if isinstance(artefact, bytes):
+            return Loadable(lambda: self.target.load(artefact, self.inputs), len(artefact))
+        rough = self.loadable([len(k) for k in kept]).size
+        return Loadable(lambda: self.target.load(copy.deepcopy(artefact), self.inputs), rough)  # with its own weights
 
     def check(self, seed: int = 0, rounds: int = 2) -> float | None:
         """Compare outputs of narrowed graphs and of shrunk networks.

@@ -22,6 +22,7 @@ from dsa_hw.errors import (
     ProfileError,
     TrainingError,
 )
+from dsa_hw.pipeline import meters
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.constraints import resolve_budgets
 from dsa_hw.pipeline.cost_models import Task
@@ -29,6 +30,7 @@ from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.verification import verify
 from dsa_hw.profiles import Profile
 from profilers import MeasuringRules
+from profilers.networks.builder import ConfigurationBuilder
 from tests.fakes.formula import Formula, Net
 
 PROFILING = ProfileOptions(samples=8, holdout=2, grid=8, time_limit=60.0)
@@ -98,6 +100,27 @@ def test_latency_is_profiled_measured_corrected_and_certified(
     )  # fmt: skip
     assert len(counting) == 1
     assert len(_samples(tmp_path / "run" / "profile.sqlite")) == samples
+
+
+def test_profile_and_candidates_are_built_from_one_export(
+    net: Net, example: torch.Tensor, formula: Formula, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export takes seconds; channels are removed from the exported graph instead."""
+    made: list[Any] = []
+    original = ConfigurationBuilder.__init__
+
+    def count(self: ConfigurationBuilder, *arguments: Any) -> None:
+        made.append(arguments)
+        original(self, *arguments)
+
+    monkeypatch.setattr(ConfigurationBuilder, "__init__", count)
+    monkeypatch.setattr(meters, "loadable_module", lambda *_: pytest.fail("exported separately"))
+    wanted = budgets.LatencyBudget("60%")
+    result = allocate(net, wanted, example_inputs=example, target=formula, method="uniform", **SMALL)
+    assert result.certificate.verdict == "MET"
+    assert len(made) == 1
+    work = formula.load(result.model, ()).run(1)[0] / formula.load(net, ()).run(1)[0]
+    assert result.certificate.utilisation == pytest.approx(work / 0.6, rel=0.01), "it is that network's time"
 
 
 def _samples(store: Path) -> pd.DataFrame:
@@ -208,7 +231,7 @@ def test_an_interrupted_run_does_not_train_again(
 
     common: dict[str, Any] = {"example_inputs": example, "method": "counting", "progress": False, "out": tmp_path}
     with monkeypatch.context() as patch:
-        patch.setattr(CountMeter, "read", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(CountMeter, "read", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             allocate(net, budgets.FlopsBudget("50%"), **common)
     result = allocate(net, budgets.FlopsBudget("50%"), **common)
