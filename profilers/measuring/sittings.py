@@ -195,5 +195,5 @@ class SittingFile:
                 parts = [Estimate(*(float(v) for v in row[name])) for name in ("ratio", "scale")]
                 when = float(row["time"])
                 if math.isfinite(when) and all(math.isfinite(e.log) and 0 <= e.variance < math.inf for e in parts):
-                    found.append((str(row["key"]), Sitting(*parts, when)))
+                    found.append((str(row["key"]), Sitting(parts[0], parts[1], when)))
         return found
