@@ -8,6 +8,7 @@ never the source of the model.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import operator
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from dsa_hw.errors import TraceError
 from dsa_hw.utils.inputs import as_inputs, check_inputs, check_model
@@ -97,7 +99,7 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
         try:
             # On failure torch.export prints the incomplete graph; the error message has its cause in one line.
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                program = torch.export.export(copied, args, kwargs, strict=False)
+                program = _exported(model, copied, args, kwargs)
         except Exception as error:
             _check_forward(copy_module(model).eval(), args, kwargs)
             raise TraceError(
@@ -135,6 +137,31 @@ def trace(model: nn.Module, example_inputs: Any) -> Trace:
             outputs = list(node.all_input_nodes)
     attributes = frozenset(dict(tensor_attributes(model)).keys() & set(constants.values()))
     return Trace(tuple(operations), tensors, values, constants, attributes, tuple(inputs), tuple(outputs))
+
+
+def _exported(
+    model: nn.Module, copied: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.export.ExportedProgram:
+    """Export the copy; where torch does not know the class of an output, make it known and export a new copy."""
+    try:
+        return torch.export.export(copied, args, kwargs, strict=False)
+    except (ValueError, RuntimeError):
+        with torch.no_grad():
+            outputs = copy_module(model).eval()(*args, **kwargs)
+        if not _register_dataclasses(outputs):
+            raise
+        return torch.export.export(copy_sharing_tensors(model).eval(), args, kwargs, strict=False)
+
+
+def _register_dataclasses(outputs: Any) -> bool:
+    """Make the dataclasses in the outputs of a network known to torch; return whether there were unknown ones."""
+    found = False
+    for leaf in tree_leaves(outputs):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            torch.export.register_dataclass(type(leaf))
+            _register_dataclasses(leaf)
+            found = True
+    return found
 
 
 def copy_sharing_tensors(model: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.constraints import Constraint, common_grid, cost_set, resolve_budgets
 from dsa_hw.pipeline.cost_models import Task
 from dsa_hw.pipeline.example_inputs import example_for
+from dsa_hw.pipeline.model_inputs import loader_inputs
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.quality import Metric, Quality, Source, check_metric, measure_quality, quality_on_noise
 from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified_quality, int8_meters, quantise_all
@@ -32,6 +33,7 @@ from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_tab
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
+from dsa_hw.training.losses import Step, chosen_loss
 from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights
 from dsa_hw.utils.numbers import check_seed
@@ -52,6 +54,7 @@ def allocate(
     train: Batches | None = None,
     val: Batches | None = None,
     loss: Loss | None = None,
+    step: Step | None = None,
     metric: Metric | None = None,
     images: Batches | None = None,
     recovery: str = "refit",
@@ -73,9 +76,13 @@ def allocate(
         train: Loader of (inputs, targets). With ``val``, weights and keep ratios are learned together.
         val: Loader of (inputs, targets). Alone, only the keep ratios are learned. With neither loader, synthetic inputs
             are used and the outputs of the dense network are the targets.
-        loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
+        loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy, or for a loader of dicts, which are the
+            arguments of the network, the loss that it returns.
+        step: ``step(model, batch)`` instead of ``loss``, for networks that compute their own loss and for batches of
+            any form. Steps of the keep ratios call it with the network in evaluation mode; if it needs training mode,
+            it calls ``model.train()`` first.
         metric: ``metric(outputs, targets)``, a score for each input or one for the batch, more is better: what the
-            certificate says of ``val``. None is the accuracy.
+            certificate says of ``val``. None is the accuracy; with ``step``, the negative loss.
         images: Unlabelled inputs for the recovery: batches of inputs, a few hundred in all. None takes those of
             ``train`` or ``val``, or synthesises inputs that match the network's own batch-norm statistics.
         recovery: "refit" refits the weights that remain to the outputs of the dense network, in closed form; "distil"
@@ -118,6 +125,7 @@ def allocate(
     check_model(model)
     check_seed(seed)
     check_level(recovery)
+    chosen = chosen_loss(loss, step)
     if isinstance(method, str):
         check_method(method)
     elif not isinstance(method, Proposal):
@@ -138,7 +146,7 @@ def allocate(
         task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, bar)
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
         problem = as_problem(
-            task, constraints, refinement, train=train, val=val, loss=loss, options=options, progress=progress
+            task, constraints, refinement, train=train, val=val, loss=chosen, options=options, progress=progress
         )
         if isinstance(method, str):
             bar.say(f"allocating ({method})")
@@ -156,15 +164,19 @@ def allocate(
         data = train if train is not None else val
         done = ""
         if proposal.model is model:
-            source = images if images is not None else data
+            source = images
+            if source is None and data is not None:
+                source = loader_inputs(data, model, inputs)
+                if source is None and recovery == "none":
+                    recalibrate(found.model, data, loss=chosen)
             done = recover_network(problem, found, source, recovery, lambda what, share: bar.say(what, share))
         elif data is not None:
-            recalibrate(found.model, data)
+            recalibrate(found.model, data, loss=chosen)
         check_finite_weights(found.model, "the pruned network")
         check_finite_outputs(found.model, inputs, "the pruned network")
 
         def compare(network: nn.Module) -> Quality:
-            return _quality(model, network, val, train, images, metric, inputs, seed, bar)
+            return _quality(model, network, val, train, images, metric, step, inputs, seed, bar)
 
         networks: dict[str, QuantisedNetwork] = {}
         calibrations: tuple[Calibration, ...] = ()
@@ -247,7 +259,7 @@ def as_problem(
     if options is not None and not isinstance(options, Mapping):
         raise DsaError(f"`options` must map names of options to values; got {options!r}.")
     for name, loader in (("train", train), ("val", val)):
-        check_loader(task.model, loader, name)
+        check_loader(task.model, loader, name, loss)
     settings = dict(options or {})
     epochs = settings.pop("epochs", None)
     return Problem(
@@ -310,6 +322,7 @@ def _quality(
     train: Batches | None,
     images: Batches | None,
     metric: Metric | None,
+    step: Step | None,
     inputs: tuple[Any, ...],
     seed: int,
     bar: Bar,
@@ -320,5 +333,5 @@ def _quality(
     ]  # fmt: skip
     for source, data in sources:
         if data is not None:
-            return measure_quality(dense, pruned, data, source=source, metric=metric, listener=bar.say)
+            return measure_quality(dense, pruned, data, source=source, metric=metric, step=step, listener=bar.say)
     return quality_on_noise(dense, pruned, inputs, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -20,9 +20,9 @@ from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.training.fingerprints import first_batch
 from dsa_hw.training.intervals import Interval, difference_interval, mean_interval, ratio_interval, share_interval
 from dsa_hw.training.loaders import known_length, on_device
+from dsa_hw.training.losses import OwnLoss, Step, checked_loss, logits_of, outputs_of
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.documents import Document
-from dsa_hw.utils.inputs import as_inputs
 from dsa_hw.utils.modules import device_of, evaluating, weights_digest
 from dsa_hw.utils.text import first_line, one_line, percent
 
@@ -30,6 +30,7 @@ __all__ = [
     "ACCURACY",
     "AGREEMENT",
     "METRIC",
+    "NEGATIVE_LOSS",
     "OUTPUT_ERROR",
     "UNKNOWN",
     "Metric",
@@ -45,6 +46,8 @@ __all__ = [
 ACCURACY, METRIC, AGREEMENT, OUTPUT_ERROR, UNKNOWN = (
     "accuracy", "metric", "arg-max agreement", "relative output error", "unknown",
 )  # fmt: skip
+NEGATIVE_LOSS: Final = "negative loss"
+"""Name of the metric of networks that compute their own loss."""
 Source = Literal[
     "validation data", "test data", "training data", "images without labels", "synthesised inputs", "noise"
 ]
@@ -245,6 +248,7 @@ def measure_quality(
     *,
     source: Source,
     metric: Metric | None = None,
+    step: Step | None = None,
     max_drop: float | None = None,
     confidence: float = CONFIDENCE,
     listener: Callable[[str, float], None] | None = None,
@@ -254,10 +258,11 @@ def measure_quality(
     Args:
         dense: The dense network.
         pruned: The pruned network.
-        data: Batches of (inputs, targets), or of inputs where ``source`` has no labels. All of them are used, or
-            10,000 inputs of a loader without a length.
+        data: Batches of (inputs, targets), of dicts, or of inputs where ``source`` has no labels. All of them are used,
+            or 10,000 inputs of a loader without a length.
         source: What the data are.
         metric: The user's metric; None is the accuracy.
+        step: The user's step, whose negative loss is the metric where none is given.
         max_drop: The largest drop that was asked for, in the unit of the metric.
         confidence: Of the intervals.
         listener: Called with a text and the share that is done.
@@ -270,6 +275,7 @@ def measure_quality(
         TrainingError: The metric fails or does not return finite numbers.
     """
     labelled = source in ("validation data", "test data", "training data")
+    own = OwnLoss(step) if step is not None and metric is None and labelled else None
     found = _Comparison(metric, labelled)
     length = known_length(data)
     device = device_of(dense)
@@ -279,11 +285,13 @@ def measure_quality(
                 break
             if listener is not None:
                 listener("comparing with the dense network", number / length if length else 0.0)
-            pair = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, None)
-            inputs, targets = on_device(pair, device)
-            args, kwargs = as_inputs([inputs] if isinstance(inputs, Tensor) else inputs)
-            count = len(next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)))
-            found.add(count, dense(*args, **kwargs), pruned(*args, **kwargs), targets)
+            pair = on_device(batch, device)
+            count = _count(pair)
+            if own is not None:
+                scores = [-float(checked_loss(network, pair, own)) for network in (dense, pruned)]
+                found.add_score(count, *scores)
+            else:
+                found.add(count, outputs_of(dense, pair[0]), outputs_of(pruned, pair[0]), pair[1])
     more = {"max_drop": max_drop, "confidence": confidence, "dense_weights": weights_digest(dense)}
     return found.quality(source, more)
 
@@ -315,27 +323,36 @@ class _Comparison:
     """Scores, classes and distances of two networks, collected batch by batch."""
 
     def __init__(self, metric: Metric | None, labelled: bool) -> None:
-        self.metric, self.labelled, self.inputs = metric, labelled, 0
+        self.metric, self.labelled, self.inputs, self.name = metric, labelled, 0, ""
         self.scores: list[tuple[Floats, Floats]] = []  # of the dense and the pruned network
         self.classes: list[Tensor] = []
         self.squares: list[Floats] = []
         self.is_scored = self.is_classifier = True
 
+    def add_score(self, count: int, dense: float, pruned: float) -> None:
+        """Note the scores of one batch of ``count`` inputs."""
+        self.inputs += count
+        self.name = NEGATIVE_LOSS
+        self.scores.append((np.array([dense]), np.array([pruned])))
+
     def add(self, count: int, wanted: Any, found: Any, targets: Any) -> None:
         """Compare the outputs of one batch of ``count`` inputs."""
         self.inputs += count
-        self.is_classifier &= _is_real(wanted) and wanted.ndim == 2 and len(wanted) == count and wanted.shape[1] > 1
+        everything = zip(tree_leaves(wanted), tree_leaves(found), strict=True)
         if self.metric is not None:
             self.scores.append((self._score(wanted, targets), self._score(found, targets)))
-        elif self.labelled and self.is_scored:
+        wanted, found = logits_of(wanted), logits_of(found)
+        self.is_classifier &= _is_real(wanted) and wanted.ndim == 2 and len(wanted) == count and wanted.shape[1] > 1
+        if self.metric is None and self.labelled and self.is_scored:
+            targets = targets.get("labels") if isinstance(targets, Mapping) else targets
             self.is_scored = self.is_classifier and _are_classes(targets, count)
             if self.is_scored:
                 a, b = ((outputs.argmax(1) == targets).double().cpu().numpy() for outputs in (wanted, found))
                 self.scores.append((a, b))
         if self.is_classifier:
             self.classes.append(torch.stack([wanted.argmax(1), found.argmax(1)], 1).cpu())
-        leaves = zip(tree_leaves(wanted), tree_leaves(found), strict=True)
-        pairs = [(a.double(), b.double()) for a, b in leaves if _is_real(a)]
+        pairs = [(a.double(), b.double()) for a, b in everything if _is_real(a)]
+        pairs = [(a, b) for a, b in pairs if a.ndim] or pairs  # without the loss that a network may return
         if pairs:
             units = count if all(a.ndim and len(a) == count for a, _ in pairs) else 1  # else a batch is one unit
             self.squares.append(np.stack([_squares(a, b, units) for a, b in pairs], 1))
@@ -352,9 +369,9 @@ class _Comparison:
                 mean_interval(a, confidence),
                 difference_interval(a, b, confidence),
             )
-            if self.metric is None:
+            if self.metric is None and not self.name:
                 return Quality(ACCURACY, self.inputs, source, *numbers, **more)
-            name = str(getattr(self.metric, "__name__", type(self.metric).__name__))
+            name = self.name or str(getattr(self.metric, "__name__", type(self.metric).__name__))
             return Quality(METRIC, self.inputs, source, *numbers, name=one_line(name, 200), **more)
         squares = np.concatenate(self.squares) if self.squares else np.zeros((0, 0, 2))
         total = squares.sum(0)
@@ -393,6 +410,12 @@ def _is_share(found: Interval, total: int, confidence: float) -> bool:
         return False
     wanted = share_interval(round(count), total, confidence)
     return math.isclose(found.low, wanted.low, abs_tol=1e-9) and math.isclose(found.high, wanted.high, abs_tol=1e-9)
+
+
+def _count(batch: Any) -> int:
+    """Return the number of examples in a batch: the length of its largest tensor."""
+    tensors = [x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.ndim]
+    return len(max(tensors, key=Tensor.numel)) if tensors else 1
 
 
 def _are_classes(targets: Any, count: int) -> bool:

@@ -20,6 +20,7 @@ from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
 from dsa_hw.pipeline.quality import Metric, Quality, Source, measure_quality, unknown_quality
 from dsa_hw.pipeline.quantised import calibration_inputs, certified_quality, int8_meters, quantise_all
+from dsa_hw.training.losses import Step
 from dsa_hw.utils.files import whole_folder, write_bytes, write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of
 from dsa_hw.utils.text import one_line
@@ -83,6 +84,7 @@ class Allocation:
         data: Iterable[Any],
         *,
         metric: Metric | None = None,
+        step: Step | None = None,
         max_drop: float | None = None,
         source: Source = "validation data",
         confidence: float | None = None,
@@ -96,6 +98,7 @@ class Allocation:
             dense: The dense network.
             data: Loader of (inputs, targets).
             metric: ``metric(outputs, targets)``, a score for each input or one for the batch; None is the accuracy.
+            step: ``step(model, batch)``, whose negative loss is the metric where none is given.
             max_drop: The largest drop of the metric, which becomes a part of the verdict.
             source: What the data are.
             confidence: Of the intervals; None is that of the present quality.
@@ -107,7 +110,7 @@ class Allocation:
 
         def compare(network: nn.Module) -> Quality:
             return measure_quality(
-                dense, network, data, source=source, metric=metric, max_drop=max_drop,
+                dense, network, data, source=source, metric=metric, step=step, max_drop=max_drop,
                 confidence=self.quality.confidence if confidence is None else confidence,
             )  # fmt: skip
 

@@ -18,10 +18,21 @@ from dsa_hw.channels.plan import Plan, apply_plan
 from dsa_hw.errors import BudgetError, PlanError, ProfileError
 from dsa_hw.pipeline.certificate import Certificate, Entry, entry_of
 from dsa_hw.pipeline.meters import DENSE, Meter, meter_for
-from dsa_hw.pipeline.quality import ACCURACY, AGREEMENT, METRIC, OUTPUT_ERROR, Metric, Quality, Source, measure_quality
+from dsa_hw.pipeline.quality import (
+    ACCURACY,
+    AGREEMENT,
+    METRIC,
+    NEGATIVE_LOSS,
+    OUTPUT_ERROR,
+    Metric,
+    Quality,
+    Source,
+    measure_quality,
+)
 from dsa_hw.pipeline.quantised import quantised_for
 from dsa_hw.pipeline.reading import Reading, Verdict, worst_verdict
 from dsa_hw.pipeline.result import WEIGHTS, check_files
+from dsa_hw.training.losses import Step
 from dsa_hw.utils.inputs import as_tensors
 from dsa_hw.utils.modules import (
     check_finite_inputs,
@@ -116,6 +127,7 @@ def verify(
     weights: Weights | None = None,
     data: Iterable[Any] | None = None,
     metric: Metric | None = None,
+    step: Step | None = None,
     time_limit: float = 60.0,
     seed: int = 0,
     counter: Any = None,
@@ -138,6 +150,7 @@ def verify(
         data: Loader of (inputs, targets) to measure the quality on again; None leaves it. It is confirmed where its
             interval is not wholly worse than that of the certificate, and where the drop is within its limit.
         metric: The user's metric, if the certificate has one.
+        step: The user's step, if its negative loss is the metric.
         time_limit: Seconds for each budget. Measuring ends as soon as the verdict is MET or NOT MET.
         seed: Seed of the order of runs.
         counter: The energy counter, where the budget was made with the user's own.
@@ -193,7 +206,7 @@ def verify(
         for place in places
     ]
     judged = next((network for network in pruned if network is not small), small)  # in int8, if there is one
-    quality = then.quality if data is None else _quality_again(then.quality, model, judged, data, metric, weights)
+    quality = then.quality if data is None else _quality_again(then.quality, model, judged, data, metric, step, weights)
     entries, device, versions = [], [], []
     for entry, budget, place, network in zip(then.entries, budgets, places, pruned, strict=True):
         meter = meter_for(budget, place, inputs, rules, seed)
@@ -265,7 +278,13 @@ def _named(weights: Weights) -> str:
 
 
 def _quality_again(
-    then: Quality, dense: nn.Module, small: nn.Module, data: Iterable[Any], metric: Metric | None, weights: Any
+    then: Quality,
+    dense: nn.Module,
+    small: nn.Module,
+    data: Iterable[Any],
+    metric: Metric | None,
+    step: Step | None,
+    weights: Any,
 ) -> Quality:
     """Measure the quality of a certificate on data that the user gives.
 
@@ -279,14 +298,16 @@ def _quality_again(
             "The quality needs the dense network with the weights that the certificate was made with; its weights "
             "differ. Give them with --dense-weights (load them into `model`)."
         )
-    if then.measure == METRIC and metric is None:
-        raise PlanError(f"The certificate has the metric {then.name!r} of the user. Give it with metric= in Python.")
+    if then.measure == METRIC and metric is None and step is None:
+        given = "step" if then.name == NEGATIVE_LOSS else "metric"
+        raise PlanError(f"The certificate has the metric {then.name!r} of the user. Give it with {given}= in Python.")
     # An agreement is compared with an agreement: without labels, whatever the inputs were.
     source: Source = "images without labels" if then.measure in (AGREEMENT, OUTPUT_ERROR) else "validation data"
     if then.measure in (ACCURACY, METRIC):
         source = then.source
     return measure_quality(
-        dense, small, data, source=source, metric=metric, max_drop=then.max_drop, confidence=then.confidence
+        dense, small, data, source=source, metric=metric, step=step, max_drop=then.max_drop,
+        confidence=then.confidence,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsa_hw.training.loaders import on_device
-from dsa_hw.training.losses import autocast
+from dsa_hw.training.losses import Loss, OwnLoss, autocast, checked_loss, outputs_of
 from dsa_hw.utils.modules import device_of, evaluating, modes_kept
 
 __all__ = ["batch_statistics", "recalibrate"]
@@ -40,7 +40,9 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, loader: Iterable[Any], batches: int = 20, precision: str = "fp32") -> None:
+def recalibrate(
+    model: nn.Module, loader: Iterable[Any], batches: int = 20, precision: str = "fp32", loss: Loss | None = None
+) -> None:
     """Measure the batch-norm statistics again, in place; needed after weights or widths have changed.
 
     Args:
@@ -48,6 +50,7 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], batches: int = 20, prec
         loader: Loader of (inputs, targets).
         batches: How many batches to average over, at most.
         precision: "fp32", "bf16" or "fp16".
+        loss: The loss of the training; an `OwnLoss` runs the network itself.
     """
     norms = _norms(model)
     if not norms:
@@ -61,9 +64,12 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], batches: int = 20, prec
             norm.train()
         try:
             for batch, _ in zip(loader, range(batches), strict=False):
-                inputs, _ = on_device(batch, device)
+                moved = on_device(batch, device)
                 with autocast(precision, device):
-                    model(inputs)
+                    if isinstance(loss, OwnLoss):
+                        checked_loss(model, moved, loss)
+                    else:
+                        outputs_of(model, moved[0])
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum

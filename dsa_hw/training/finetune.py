@@ -23,7 +23,7 @@ from tqdm import tqdm
 from dsa_hw.errors import TrainingError
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
-from dsa_hw.training.losses import Loss, autocast
+from dsa_hw.training.losses import Loss, Step, autocast, chosen_loss
 from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss, useful_teacher
 from dsa_hw.utils.commands import TerminatedError, terminate
@@ -48,7 +48,8 @@ def finetune(
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
     warm_up: float = 0.1,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: Loss | None = None,
+    step: Step | None = None,
     teacher: nn.Module | Teacher | None = None,
     precision: str = "fp32",
     progress: bool = False,
@@ -67,7 +68,8 @@ def finetune(
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
         warm_up: Share of the steps during which the learning rate rises.
-        loss: ``loss(outputs, targets)``, a scalar.
+        loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
+        step: ``step(model, batch)`` instead of ``loss``, for networks that compute their own loss.
         teacher: The dense network, whose outputs the pruned one learns beside the targets, or a `Teacher` with
             settings. It is used where it is better than ``model`` on the first batch, and not changed.
         precision: "fp32", "bf16" or "fp16".
@@ -89,15 +91,16 @@ def finetune(
     optimiser = torch.optim.SGD(
         trainable_parameters(model), lr, momentum=momentum, weight_decay=weight_decay, nesterov=True
     )
+    chosen = chosen_loss(loss, step)
     epoch = length_of(loader)
     steps = max(1, round(epochs * epoch))
     device = device_of(model)
-    taught = useful_teacher(as_teacher(teacher), model, loader, loss)
+    taught = useful_teacher(as_teacher(teacher), model, loader, chosen)
     run = _TrainingRun(model, optimiser, RepeatingLoader(loader), steps)
     if folder is not None:
         settings: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "warm_up": warm_up}
         settings |= {} if taught is None else {"teacher": taught.ingredients()}
-        run.keep_in(folder, {"epochs": epochs, "steps": steps, **settings, "precision": precision, "loss": loss})
+        run.keep_in(folder, {"epochs": epochs, "steps": steps, **settings, "precision": precision, "loss": chosen})
     bar = tqdm(total=steps, initial=run.step, desc=title, unit="step", delay=2, disable=None if progress else True)
     with modes_kept(model), bar, defer_interrupt() as interrupts:
         model.train()
@@ -105,7 +108,7 @@ def finetune(
             for group in optimiser.param_groups:
                 group["lr"] = lr * one_cycle(run.step / steps, warm_up)
             with autocast(precision, device):
-                value = taught_loss(model, on_device(next(run.source), device), loss, taught)
+                value = taught_loss(model, on_device(next(run.source), device), chosen, taught)
             optimiser.zero_grad(set_to_none=True)
             value.backward()
             optimiser.step()

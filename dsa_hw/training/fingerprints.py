@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -22,11 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from dsa_hw.errors import TrainingError
 from dsa_hw.training.loaders import on_device
-from dsa_hw.utils.inputs import as_inputs
+from dsa_hw.training.losses import Loss, OwnLoss, checked_loss, outputs_of
 from dsa_hw.utils.modules import device_of, evaluating
 from dsa_hw.utils.text import first_line
 from dsa_hw.zoo.data import Batches
@@ -88,7 +90,7 @@ def first_batch(loader: Any) -> Any:
     return None if isinstance(batch, str) else batch
 
 
-def check_loader(model: nn.Module, loader: Any, name: str) -> None:
+def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = None) -> None:
     """Check that the network runs on the first batch of a loader; a loader that can be read only once is not read.
 
     The state of the loader and all random numbers are the same afterwards as before.
@@ -97,6 +99,7 @@ def check_loader(model: nn.Module, loader: Any, name: str) -> None:
         model: The network; not changed.
         loader: The loader; None is accepted.
         name: The argument in the message.
+        loss: The loss; an `OwnLoss` is computed, because it runs the network itself.
 
     Raises:
         TrainingError: The loader is something else, gives no batch, or gives inputs that the network does not accept.
@@ -116,17 +119,27 @@ def check_loader(model: nn.Module, loader: Any, name: str) -> None:
         return
     if isinstance(batch, str):
         raise TrainingError(f"The {name} loader is empty. Give one with at least one batch.")
-    inputs, _ = on_device(batch, device_of(model))
-    args, kwargs = as_inputs([inputs] if isinstance(inputs, Tensor) else inputs)
+    moved = on_device(batch, device_of(model))
+    own = isinstance(loss, OwnLoss)
     try:
         with torch.no_grad(), evaluating(model):
-            model(*args, **kwargs)
-    except Exception as error:  # whatever the forward of the user raises
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+            if own:
+                checked_loss(model, moved, loss)  # type: ignore[arg-type]
+            else:
+                outputs_of(model, moved[0])
+    except TrainingError as error:
+        raise TrainingError(f"`step` fails on a batch of the {name} loader: {error}") from error
+    except Exception as error:  # whatever the forward or the step of the user raises
+        if own:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise TrainingError(f"`step` fails on a batch of the {name} loader ({reason}).") from error
+        tensors = [a for a in tree_leaves(moved[0]) if isinstance(a, Tensor)]
         given = ", ".join(f"{'x'.join(map(str, a.shape))} {str(a.dtype).removeprefix('torch.')}" for a in tensors)
+        advice = "Give inputs of the type and shape of `example_inputs`."
+        if moved[0] is moved[1]:
+            advice = "A loader yields (inputs, targets), or a dict of arguments of the network; for others give step=."
         raise TrainingError(
-            f"The network does not run on a batch of the {name} loader ({given}): {first_line(error)}. Give inputs of "
-            "the type and shape of `example_inputs`."
+            f"The network does not run on a batch of the {name} loader ({given}): {first_line(error)}. {advice}"
         ) from error
 
 
@@ -165,6 +178,9 @@ def _feed(digest: Any, value: Any) -> None:
         tag(len(value))
         for item in value:
             _feed(digest, item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        tag()
+        _feed(digest, vars(value))
     elif isinstance(value, functools.partial):
         tag()
         for part in (value.func, value.args, value.keywords):

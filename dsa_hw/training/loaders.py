@@ -1,7 +1,12 @@
-"""Batches: moved to a device, counted, and repeated with a position that can be saved."""
+"""Batches: moved to a device, counted, and repeated with a position that can be saved.
+
+A batch is (inputs, targets). A batch of another form, such as a dict, is inputs and targets at once: the network or the
+user's function takes from it what it needs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,27 +15,34 @@ from torch import Tensor
 
 from dsa_hw.errors import TrainingError
 
-__all__ = ["RepeatingLoader", "known_length", "length_of", "on_device"]
+__all__ = ["RepeatingLoader", "known_length", "length_of", "on_device", "whole_batch"]
 
 
 def on_device(batch: Any, device: torch.device) -> tuple[Any, Any]:
-    """Return (inputs, targets) of a batch, moved to ``device``.
+    """Return (inputs, targets) of a batch, moved to ``device``; of a batch that is no pair, twice the same object."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return _moved(batch[0], device), _moved(batch[1], device)
+    moved = _moved(batch, device)
+    return moved, moved
 
-    Raises:
-        TrainingError: The batch is not a pair.
-    """
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise TrainingError(f"Loaders must yield (inputs, targets); got a {type(batch).__name__}.")
-    inputs, targets = batch
-    return _moved(inputs, device), _moved(targets, device)
+
+def whole_batch(pair: tuple[Any, Any]) -> Any:
+    """Return the batch as its loader yields it, from what `on_device` returned."""
+    return pair[0] if pair[0] is pair[1] else pair
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(v, device) for v in value))
     if isinstance(value, (tuple, list)):
         return type(value)(_moved(v, device) for v in value)
-    return value
+    if isinstance(value, Mapping):
+        return {key: _moved(v, device) for key, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{key: _moved(v, device) for key, v in vars(value).items()})
+    return value.to(device) if hasattr(value, "to") and callable(value.to) else value
 
 
 def length_of(loader: Iterable[Any]) -> int:

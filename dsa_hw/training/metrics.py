@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dsa_hw.errors import TrainingError
 from dsa_hw.training.loaders import on_device
-from dsa_hw.training.losses import autocast
+from dsa_hw.training.losses import autocast, logits_of, outputs_of
 from dsa_hw.utils.arrays import Bools
 from dsa_hw.utils.modules import device_of, evaluating
 
@@ -35,7 +35,7 @@ def correct_predictions(model: nn.Module, loader: Iterable[Any], precision: str 
         for batch in loader:
             inputs, targets = on_device(batch, device)
             with autocast(precision, device):
-                found.append((model(inputs).argmax(1) == targets).cpu())
+                found.append((logits_of(outputs_of(model, inputs)).argmax(1) == targets).cpu())
     if not found:
         raise TrainingError("The loader gave no batch to evaluate on. Give one with at least one batch.")
     return torch.cat(found).numpy()

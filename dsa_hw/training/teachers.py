@@ -17,7 +17,7 @@ from dsa_hw.errors import TrainingError
 from dsa_hw.training.distillation import TEMPERATURE, distillation_loss
 from dsa_hw.training.fingerprints import first_batch
 from dsa_hw.training.loaders import on_device
-from dsa_hw.training.losses import Loss, checked_loss, checked_value, outputs_of
+from dsa_hw.training.losses import Loss, OwnLoss, checked_loss, checked_value, outputs_of
 from dsa_hw.utils.modules import copy_module, device_of, evaluating
 from dsa_hw.utils.numbers import check_positive, check_share
 
@@ -114,7 +114,7 @@ def taught_loss(model: nn.Module, batch: tuple[Any, Any], loss: Loss, teacher: T
     Raises:
         TrainingError: A loss cannot be computed, is not a scalar or is not finite.
     """
-    if teacher is None:
+    if teacher is None or isinstance(loss, OwnLoss):
         return checked_loss(model, batch, loss)
     inputs, targets = batch
     outputs = outputs_of(model, inputs)
@@ -135,6 +135,9 @@ def useful_teacher(teacher: Teacher | None, model: nn.Module, loader: Any, loss:
         loader: Loader of (inputs, targets); one that can be read only once is not read, and the teacher is used.
         loss: ``loss(outputs, targets)``, a scalar.
     """
+    if teacher is not None and isinstance(loss, OwnLoss):
+        _log.warning("The dense network is not used as a teacher: `step` does not return outputs to compare.")
+        return None
     batch = None if teacher is None or teacher.weight == 1.0 else first_batch(loader)
     if teacher is None or batch is None:
         return teacher

@@ -133,7 +133,7 @@ class ImageBatches:
         source = _Pictures(self.files, self.labels, self.preprocessing, seed if self.augment else None)
         loader: DataLoader[Any] = DataLoader(
             source,
-            batch_sampler=parts,  # type: ignore[arg-type]
+            batch_sampler=parts,
             collate_fn=_collated,
             num_workers=self.workers,
         )

@@ -21,9 +21,8 @@ from dsa_hw.methods.baselines._units import masks_of, ranks
 from dsa_hw.methods.problem import Problem
 from dsa_hw.methods.synthetic import output_distance, synthetic_batches
 from dsa_hw.training.loaders import on_device
-from dsa_hw.training.losses import autocast, checked_loss
+from dsa_hw.training.losses import autocast, batch_loss, checked_loss, outputs_of
 from dsa_hw.utils.arrays import Floats, Ints
-from dsa_hw.utils.inputs import as_inputs
 from dsa_hw.utils.modules import copy_module, device_of
 from dsa_hw.utils.text import one_line
 
@@ -102,9 +101,9 @@ class Evaluator:
 
     def loss(self, inputs: Any, target: Any) -> Tensor:
         """Return the loss of the model as it is now on one batch, a scalar."""
-        args, kwargs = as_inputs(inputs)
-        outputs = self.model(*args, **kwargs)
-        return output_distance(outputs, target) if self.synthetic else self._problem.loss(outputs, target)
+        if self.synthetic:
+            return output_distance(outputs_of(self.model, inputs), target)
+        return batch_loss(self.model, (inputs, target), self._problem.loss)
 
     @contextlib.contextmanager
     def running(self, masks: list[Tensor]) -> Iterator[None]:
@@ -120,10 +119,9 @@ class Evaluator:
         result = []
         for batch in itertools.islice(source, options.batches):
             inputs, _ = place(batch, self.model, options)
-            args, kwargs = as_inputs(inputs)
             # The dense network as this evaluator runs it: in its precision, with its statistics.
             with torch.no_grad(), autocast(options.precision, device_of(self.model)):
-                result.append((inputs, self.model(*args, **kwargs)))
+                result.append((inputs, outputs_of(self.model, inputs)))
         return result
 
 
@@ -146,7 +144,10 @@ def place(batch: Any, model: nn.Module, options: Compute) -> tuple[Any, Any]:
         images = isinstance(leaf, Tensor) and leaf.ndim == 4
         return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
 
-    return pytree.tree_map(channels_last, inputs) if options.channels_last else inputs, targets
+    if not options.channels_last:
+        return inputs, targets
+    new = pytree.tree_map(channels_last, inputs)
+    return new, (new if inputs is targets else targets)
 
 
 @contextlib.contextmanager

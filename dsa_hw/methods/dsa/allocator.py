@@ -27,7 +27,7 @@ from dsa_hw.methods.dsa.estimators import sample_masks
 from dsa_hw.methods.dsa.relaxation import Layout, inexactness, keep_probabilities
 from dsa_hw.training.batchnorm import batch_statistics
 from dsa_hw.training.loaders import on_device
-from dsa_hw.training.losses import Loss, autocast, checked_loss
+from dsa_hw.training.losses import Loss, Step, autocast, checked_loss, chosen_loss
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.modules import device_of, evaluating
 
@@ -60,7 +60,8 @@ class Allocator:
         budgets: Budget | Sequence[Budget] | CostSet[Cost],
         *,
         steps: int,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: Loss | None = None,
+        step: Step | None = None,
         importance: str | Importance = "gamma",
         beta2: tuple[float, float] = (10.0, 100.0),
         softness: str = "rank",
@@ -82,7 +83,8 @@ class Allocator:
             budgets: One budget or several; a measured one needs its fitted cost model, as in
                 ``LatencyBudget("5ms", profile=model)``. For costs of your own, a `CostSet`.
             steps: Number of calls of `step` until `finished`; the budget falls during the first two thirds.
-            loss: ``loss(outputs, targets)``, a scalar.
+            loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
+            step: ``step(model, batch)`` instead of ``loss``, for networks that compute their own loss.
             importance: Importance b_i of the channels, a name or a function; computed again at every step, because
                 weights change.
             beta2: Sharpness of the masks at the first and at the last step; it grows geometrically in between.
@@ -119,7 +121,7 @@ class Allocator:
                 raise WidthError(f"`{name}` must be one of {', '.join(known)}; got {value!r}.")
         self.model, self.groups = model, groups
         self.network: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        self.loss, self.importance, self.beta2_range = loss, importance, beta2
+        self.loss, self.importance, self.beta2_range = chosen_loss(loss, step), importance, beta2
         self.estimator, self.samples, self.precision = masks, samples, precision
         self.weight_masks, self.softness, self.statistics = weight_masks, softness, statistics
         self.costs: CostSet[Cost] = budgets if isinstance(budgets, CostSet) else CostSet.of(budgets, groups)
@@ -206,7 +208,7 @@ class Allocator:
         Weights, their gradients, modes and batch-norm statistics are the same afterwards as before.
 
         Args:
-            batch: A validation batch (inputs, targets).
+            batch: A validation batch as its loader yields it, for example (inputs, targets).
             *more: Further batches, to average the gradient over.
             scaler: The ``torch.amp.GradScaler`` in use, so that float16 gradients do not vanish.
 

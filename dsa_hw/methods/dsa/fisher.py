@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import scores
 from dsa_hw.training.loaders import on_device
-from dsa_hw.training.losses import Loss, autocast, checked_loss
+from dsa_hw.training.losses import Loss, OwnLoss, autocast, checked_loss
 from dsa_hw.utils.modules import device_of, evaluating
 
 __all__ = ["fisher", "mask_slopes"]
@@ -71,7 +71,9 @@ def mask_slopes(
     sums, count = [np.zeros(size) for size in sizes], 0
     with evaluating(model):
         for batch in batches:
-            for part in _parts(on_device(batch, device)):
+            pair = on_device(batch, device)
+            # What a batch of the user's own form consists of is not known, so it is not split.
+            for part in [pair] if isinstance(loss, OwnLoss) else _parts(pair):
                 masks = [(torch.ones(c) if at is None else at[k]).to(device) for k, c in enumerate(sizes)]
                 masks = [mask.detach().clone().requires_grad_() for mask in masks]
                 with torch.enable_grad(), masked(model, groups, masks), autocast(precision, device):
@@ -93,6 +95,7 @@ def _parts(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
         def take(leaf: Any) -> Any:
             return leaf[first::number] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
 
-        return tree_map(take, batch)
+        inputs = tree_map(take, batch[0])
+        return inputs, (inputs if batch[0] is batch[1] else tree_map(take, batch[1]))
 
     return (taken(first) for first in range(number))

@@ -35,7 +35,7 @@ from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.training.finetune import defer_interrupt, interruption, one_cycle, trainable_parameters
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
-from dsa_hw.training.losses import Loss, autocast
+from dsa_hw.training.losses import Loss, Step, autocast, chosen_loss
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss
@@ -95,7 +95,8 @@ class Trainer:
         *,
         finetune: Iterable[Any] | None = None,
         test: Iterable[Any] | None = None,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: Loss | None = None,
+        step: Step | None = None,
         teacher: nn.Module | Teacher | None = None,
         grid: Ints | None = None,
         folder: str | os.PathLike[str] | None = None,
@@ -116,7 +117,8 @@ class Trainer:
             finetune: Loader of the last stage; ``train`` if not given. The paper holds out a tenth of the training
                 data for the keep ratios, and trains on all of it once these are decided (``Data.whole``).
             test: Loader to report the accuracy on after every epoch.
-            loss: ``loss(outputs, targets)``, a scalar.
+            loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
+            step: ``step(model, batch)`` instead of ``loss``, for networks that compute their own loss.
             teacher: A trained network, for example a copy of ``model``, whose outputs the weights learn in every stage
                 beside the targets; or a `Teacher` with settings. None in a training from scratch.
             grid: Step of the widths (K,).
@@ -133,7 +135,7 @@ class Trainer:
         """
         trainable_parameters(model)
         check_finite_weights(model, "the network", TrainingError)
-        self.recipe, self.loss, self.grid, self.test = recipe, loss, grid, test
+        self.recipe, self.loss, self.grid, self.test = recipe, chosen_loss(loss, step), grid, test
         self.groups, self.teacher = groups, as_teacher(teacher)
         self.train, self.val = RepeatingLoader(train, "train"), RepeatingLoader(val, "val")
         self.last = self.train if finetune is None else RepeatingLoader(finetune, "finetune")
@@ -155,7 +157,7 @@ class Trainer:
             groups,
             budgets,
             steps=updates,
-            loss=loss,
+            loss=self.loss,
             beta2=recipe.beta2,
             precision=recipe.precision,
             seed=seed,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dsa_hw.errors import TrainingError
-from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
+from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device, whole_batch
 
 
 class Epochs:
@@ -47,9 +47,14 @@ def test_loader_without_a_length_is_refused() -> None:
         length_of(iter([1]))
 
 
-def test_nested_inputs_are_moved_and_other_batches_refused() -> None:
+def test_nested_inputs_are_moved_and_other_batches_are_their_own_targets() -> None:
     inputs, targets = on_device(((torch.zeros(1), [torch.ones(2)]), "label"), torch.device("meta"))
     assert inputs[0].device.type == inputs[1][0].device.type == "meta"
     assert targets == "label"
-    with pytest.raises(TrainingError, match=r"\(inputs, targets\); got a Tensor"):
-        on_device(torch.zeros(2), torch.device("cpu"))
+    batch = {"image": torch.zeros(1), "boxes": [torch.ones(2)], "names": ["a"]}
+    pair = on_device(batch, torch.device("meta"))
+    assert pair[0] is pair[1]
+    assert pair[0]["boxes"][0].device.type == "meta"
+    assert whole_batch(pair) is pair[0]
+    pair = on_device([torch.zeros(1), torch.ones(1)], torch.device("meta"))
+    assert whole_batch(pair) is pair
