@@ -25,7 +25,7 @@ from budgets import Budget, LatencyBudget
 from budgets.budget import CountedBudget
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.channels.plan import Plan
-from dsa_hw.errors import BudgetError, DsaError, MeasurementError
+from dsa_hw.errors import BudgetError, DsaError, MeasurementError, ModelError
 from dsa_hw.experiments.dense import named_data, named_model, pin_cost, question_of, rewind, train, train_dense
 from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.experiments.report import write
@@ -167,6 +167,8 @@ class _ComparisonRun:
         torch.manual_seed(settings.seed)
         self.dense, self.name, _ = named_model(model, profiling.name, found)
         check_finite_weights(self.dense, "the dense network")
+        if found.shape is None:
+            raise ModelError(f"The loaders of {found.name} must yield (inputs, targets) with a tensor of inputs.")
         inputs = (torch.randn(found.shape, generator=torch.Generator().manual_seed(0)),)
         self.target = target = resolve_for(self.dense, inputs, target)
         self.folder = RunFolder(

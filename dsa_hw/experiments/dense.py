@@ -52,11 +52,12 @@ def named_data(data: str | Data | None, seed: int) -> Data | None:
     Raises:
         ModelError: ``data`` is something else.
     """
-    if data is None or isinstance(data, Data):
-        return data
-    if not isinstance(data, str):
+    if data is not None and not isinstance(data, (Data, str)):
         raise ModelError(f"`data` must be the name of a data set or a dsa_hw.zoo.data.Data; got {data!r}.")
-    return load_data(data, seed=seed)
+    found = load_data(data, seed=seed) if isinstance(data, str) else data
+    if found is not None and found.test is None:
+        raise ModelError(f"Accuracies are reported on test data, which {found.name} does not have. Add a test loader.")
+    return found
 
 
 def named_model(

@@ -27,8 +27,8 @@ __all__ = [
     "weights_digest",
 ]
 
-# What wrappers of a network put before the names of its tensors.
-_PREFIXES = {"module.": "nn.DataParallel", "_orig_mod.": "torch.compile", "model.": "a wrapper"}
+# What DataParallel, torch.compile, Lightning and other wrappers put before the names of a network's tensors.
+_PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.", "ema.")
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
-    """Load a state dict in place.
+    """Load a state dict in place; what wrappers put before all names is removed.
 
     Args:
         model: The network.
@@ -114,15 +114,16 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> Non
     Raises:
         ModelError: The weights are those of another network.
     """
+    own = list(model.state_dict())
+    averaged = {key: value for key, value in weights.items() if key != "n_averaged"}  # of torch's AveragedModel
+    weights = weights if "n_averaged" in own else averaged
+    while prefix := next((p for p in _PREFIXES if weights and all(key.startswith(p) for key in weights)), None):
+        if any(key.startswith(prefix) for key in own):
+            break
+        weights = {key.removeprefix(prefix): value for key, value in weights.items()}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        wrapper = next((p for p in _PREFIXES if weights and all(str(key).startswith(p) for key in weights)), None)
-        if wrapper is not None and not any(key.startswith(wrapper) for key in model.state_dict()):
-            raise ModelError(
-                f"The weights do not fit {name}: every name begins with {wrapper!r}, which {_PREFIXES[wrapper]} adds. "
-                f"Save {{key.removeprefix({wrapper!r}): value for key, value in weights.items()}}."
-            ) from error
         raise ModelError(
             f"The weights do not fit {name}. Give the state dict that was saved from this network "
             f"({one_line(error, 200)})."

@@ -6,9 +6,11 @@ writes, so that a flipped bit is another weight. They are compared here.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
+import logging
 import os
 import zipfile
 import zlib
@@ -16,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -26,7 +29,18 @@ from dsa_hw.utils.text import one_line
 
 __all__ = ["checked_archive", "read_weights", "tensors_digest", "weights_bytes"]
 
-_WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "network", "weights", "params")
+_log = logging.getLogger(__name__)
+
+# Where training scripts keep the state dict in a checkpoint. Averaged weights come first, as in timm.
+_WRAPPERS: Final = (
+    "state_dict_ema", "model_ema", "ema_state_dict", "ema", "state_dict", "model_state_dict", "model", "network", "net",
+    "weights", "params",
+)  # fmt: skip
+_DEPTH: Final = 3  # of wrappers in wrappers
+# What checkpoints contain beside tensors: settings of the command line and NumPy's numbers. None of them runs code.
+_HARMLESS: Final[list[Any]] = [
+    argparse.Namespace, np.dtype, np.float64(0).__reduce__()[0], *{type(np.dtype(t)) for t in "fdilqILQ?"},
+]  # fmt: skip
 _SAVE: Final = "Save model.state_dict() with torch.save or safetensors.torch.save_file."
 
 
@@ -68,6 +82,8 @@ def tensors_digest(state: Mapping[str, Any]) -> str:
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read a state dict from a safetensors file, or from a file of ``torch.save``.
 
+    Of a checkpoint of a training, the state dict in it is returned: the averaged weights, where it has them.
+
     Raises:
         ModelError: The file cannot be read, is damaged, or has something other than the state dict of a network.
     """
@@ -81,7 +97,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         if path.suffix == ".safetensors" or start[8:] == b"{":
             return dict(safetensors.torch.load(path.read_bytes()))
         source = checked_archive(path) if start[:2] == b"PK" else path
-        found = torch.load(source, weights_only=True, map_location="cpu")
+        with torch.serialization.safe_globals(_HARMLESS):
+            found = torch.load(source, weights_only=True, map_location="cpu")
     except (OSError, MemoryError, safetensors.SafetensorError) as error:
         raise ModelError(f"Cannot read the weights {path} ({one_line(error, 200)}). {_SAVE}") from error
     except (zipfile.BadZipFile, zlib.error) as error:
@@ -117,12 +134,12 @@ def checked_archive(path: Path) -> io.BytesIO:
 def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(found, Mapping):
         raise ModelError(f"{path} must contain a state dict; it contains a {type(found).__name__}. {_SAVE}")
-    wrapper = next((k for k in _WRAPPERS if isinstance(found.get(k), Mapping)), None)
-    if wrapper is not None:
-        raise ModelError(
-            f"{path} is a checkpoint with the state dict under {wrapper!r}. Save that part alone: "
-            f"torch.save(torch.load(file)[{wrapper!r}], new_file)."
-        )
+    for _ in range(_DEPTH):
+        wrapper = next((k for k in _WRAPPERS if isinstance(found.get(k), Mapping) and found[k]), None)
+        if wrapper is None:
+            break
+        _log.info("%s is a checkpoint; its part %r is used.", path, wrapper)
+        found = found[wrapper]
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Data sets by name: the digits of scikit-learn, and CIFAR-10 from an .npz file.
+"""Data sets by name: digits of scikit-learn, CIFAR-10 from an .npz file, pictures in class folders, the user's loaders.
 
 A loader is any object that can be iterated repeatedly and yields (images, labels), such as torch's ``DataLoader``.
 `Batches` is faster for data sets that fit into memory: it augments a whole batch at once and needs no workers.
@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsa_hw.errors import ModelError
-from dsa_hw.utils.text import first_line, unknown_name
+from dsa_hw.utils.text import first_line, one_line, unknown_name
+from dsa_hw.zoo.image_folder import ImageBatches, class_folders
+from dsa_hw.zoo.preprocessing import IMAGENET, Preprocessing
+from dsa_hw.zoo.user_code import call_function, is_code
 
-__all__ = ["NAMES", "Batches", "Data", "load_data"]
+__all__ = ["FORMS", "Batches", "Data", "load_data"]
 
-NAMES = ("digits", "cifar10")
-# Per-channel mean and standard deviation. CIFAR-10 uses those of ImageNet, as the pretrained ResNet-20 does.
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+FORMS = "digits, cifar10:FILE.npz, imagefolder:DIR or package.module:loaders"
 _LARGEST = 2**31  # bytes; CIFAR-10 has 184 million
+# Per-channel mean and standard deviation. CIFAR-10 uses those of ImageNet, as the pretrained ResNet-20 does.
 _CENTRED = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
@@ -93,17 +95,35 @@ class Batches:
 
 @dataclass(frozen=True)
 class Data:
-    """Three disjoint loaders of one data set; ``val`` is for the keep ratios, ``test`` for reported accuracies.
+    """Disjoint loaders of one data set, and how a network is trained on them.
 
-    ``shape`` is the shape of one example, (1, C, H, W).
+    Attributes:
+        name: The name.
+        train: Loader for the weights.
+        val: Loader for the keep ratios.
+        test: Loader for reported accuracies; None where the user gives none.
+        shape: Shape of one example, (1, C, H, W); None where the user's batches do not show it.
+        classes: Number of classes; None where it is not known.
+        loss: ``loss(outputs, targets)``; None is the cross entropy.
+        step: ``step(model, batch)`` instead of ``loss``.
+        metric: ``metric(outputs, targets)``; None is the accuracy.
     """
 
     name: str
-    train: Batches
-    val: Batches
-    test: Batches
-    shape: tuple[int, ...]
-    classes: int
+    train: Any
+    val: Any
+    test: Any
+    shape: tuple[int, ...] | None
+    classes: int | None
+    loss: Any = None
+    step: Any = None
+    metric: Any = None
+
+    @property
+    def skipped(self) -> int:
+        """How many images could not be read so far."""
+        loaders = (self.train, self.val, self.test)
+        return len({file for loader in loaders for file in getattr(loader, "skipped", ())})
 
     @property
     def whole(self) -> Batches:
@@ -114,34 +134,125 @@ class Data:
 
 
 def load_data(
-    name: str, path: str | Path | None = None, batch: int = 128, seed: int = 0, val_share: float = 0.1
+    name: str,
+    path: str | Path | None = None,
+    batch: int = 128,
+    seed: int = 0,
+    val_share: float = 0.1,
+    *,
+    workers: int = 0,
+    preprocessing: Preprocessing | None = None,
+    imports: bool = True,
 ) -> Data:
     """Load a data set by name.
 
+    ``imagefolder:DIR`` reads folders of classes. With DIR/train, DIR/val and DIR/test these are the three loaders. With
+    train and one of the others, that one is ``test``, and ``val`` is taken from the training images. Class folders
+    directly in DIR are divided: a tenth each for ``val`` and ``test``.
+
+    ``package.module:loaders`` calls a function of the user. It returns a dict with ``train`` and ``val``, and possibly
+    ``test``, ``loss``, ``step`` and ``metric``, or a tuple of two or three loaders.
+
     Args:
-        name: ``digits`` (1,797 images, part of scikit-learn) or ``cifar10``.
+        name: ``digits`` (1,797 images, part of scikit-learn), ``cifar10`` or ``cifar10:FILE``, ``imagefolder:DIR``, or
+            ``package.module:loaders``.
         path: For ``cifar10``, an .npz file with x_train, y_train, x_test and y_test, or the folder that contains it as
             cifar10.npz; the current folder where it is not given.
         batch: Images per batch; ``digits`` uses at most 64.
         seed: Seed of the split into ``train`` and ``val``, of the order and of the augmentation.
         val_share: Share of the training images for ``val``; the DSA paper uses 10%.
+        workers: Processes that read pictures of ``imagefolder``.
+        preprocessing: How its pictures become inputs; see `dsa_hw.zoo.models.preprocessing_of`.
+        imports: Whether a function of the user may be imported; see `dsa_hw.zoo.models.load_model`.
 
     Returns:
         Loaders for training, validation and test.
 
     Raises:
-        ModelError: The name is unknown, or the file is missing or damaged.
+        ModelError: The name is unknown, the file is missing or damaged, or the user's function fails.
 
     Example:
         >>> digits = load_data("digits")
         >>> len(digits.train.images), len(digits.val.images), len(digits.test.images)
         (1293, 144, 360)
     """
+    kind, _, rest = name.partition(":")
     if name == "digits":
         return _digits(batch, seed, val_share)
-    if name == "cifar10":
-        return _cifar10(path, batch, seed, val_share)
-    raise ModelError(unknown_name("data set", name, NAMES))
+    if kind == "cifar10":
+        return _cifar10(rest or path, batch, seed, val_share)
+    if kind == "imagefolder" and rest:
+        return _image_folder(rest, batch, seed, val_share, workers, preprocessing or Preprocessing())
+    if is_code(name) and imports:
+        return _user_loaders(name)
+    raise ModelError(f"Unknown data {one_line(name, 80)!r}. Use {FORMS}.")
+
+
+def _image_folder(
+    folder: str, batch: int, seed: int, val_share: float, workers: int, preprocessing: Preprocessing
+) -> Data:
+    root = Path(folder)
+    parts = {name: class_folders(root / name) for name in ("train", "val", "test") if (root / name).is_dir()}
+    if not parts:
+        parts = _divided(class_folders(root), {"test": val_share, "val": val_share}, seed)
+    elif "train" not in parts or len(parts) == 1:
+        raise ModelError(
+            f"{root} must have train and val or test, or only folders of classes; it has {', '.join(parts)}."
+        )
+    elif len(parts) == 2:
+        test = next(name for name in parts if name != "train")
+        parts = {**_divided(parts["train"], {"val": val_share}, seed), "test": parts[test]}
+    classes = {name: i for i, name in enumerate(parts["train"])}
+    for name, found in parts.items():
+        if other := [label for label in found if label not in classes]:
+            raise ModelError(f"{root / name} has classes that {root / 'train'} has not, such as {other[0]!r}.")
+
+    def loader(part: str, **options: Any) -> ImageBatches:
+        pairs = [(file, classes[label]) for label, files in parts[part].items() for file in files]
+        files, labels = zip(*pairs, strict=True)
+        return ImageBatches(files, labels, preprocessing, batch, workers=workers, seed=seed, **options)
+
+    shape = (1, 3, *preprocessing.size)
+    train, val = loader("train", shuffle=True, augment=True), loader("val", shuffle=True)
+    return Data(f"imagefolder:{root.name}", train, val, loader("test"), shape, len(classes))
+
+
+def _divided(classes: dict[str, list[Path]], shares: dict[str, float], seed: int) -> dict[str, dict[str, list[Path]]]:
+    """Divide the files of every class; what is left is ``train``.
+
+    Raises:
+        ModelError: A class has too few images.
+    """
+    found: dict[str, dict[str, list[Path]]] = {name: {} for name in ("train", *shares)}
+    rng = torch.Generator().manual_seed(seed)
+    for label, files in classes.items():
+        rest = [files[i] for i in torch.randperm(len(files), generator=rng).tolist()]
+        if len(rest) <= len(shares):
+            raise ModelError(f"Class {label!r} has {len(rest)} images; dividing them needs {len(shares) + 1} or more.")
+        for name, share in shares.items():
+            cut = max(round(share * len(files)), 1)
+            found[name][label], rest = sorted(rest[:cut]), rest[cut:]
+        found["train"][label] = sorted(rest)
+    return found
+
+
+def _user_loaders(name: str) -> Data:
+    what = "a dict with train and val, or a tuple of two or three loaders"
+    made = call_function(name, "data", what)
+    if isinstance(made, Data):
+        return made
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        made = dict(zip(("train", "val", "test"), made, strict=False))
+    known = ("train", "val", "test", "loss", "step", "metric", "classes")
+    if not isinstance(made, dict) or not {"train", "val"} <= set(made):
+        got = f"a dict with {', '.join(map(str, made))}" if isinstance(made, dict) else f"a {type(made).__name__}"
+        raise ModelError(f"{name} must return {what}; it returned {got}.")
+    if other := [key for key in made if key not in known]:
+        raise ModelError(unknown_name(f"key of {name}()", str(other[0]), known, "keys"))
+    first = None if isinstance(made["val"], Iterator) else next(iter(made["val"]), None)
+    inputs = first[0] if isinstance(first, (tuple, list)) and first else None
+    shape = (1, *inputs.shape[1:]) if isinstance(inputs, Tensor) and inputs.ndim > 1 else None
+    return Data(shape=shape, **{"name": name, "test": None, "classes": None, **made})
 
 
 def _digits(batch: int, seed: int, val_share: float) -> Data:
@@ -183,9 +294,9 @@ def _cifar10(path: str | Path | None, batch: int, seed: int, val_share: float) -
         ) from error
     tensors = {key: torch.from_numpy(value) for key, value in parts.items()}
     train, val = _split(
-        tensors["x_train"], tensors["y_train"].long(), batch, _IMAGENET, val_share, seed, augment=4, flip=True
+        tensors["x_train"], tensors["y_train"].long(), batch, IMAGENET, val_share, seed, augment=4, flip=True
     )
-    test = _plain(tensors["x_test"], tensors["y_test"].long(), 500, _IMAGENET)
+    test = _plain(tensors["x_test"], tensors["y_test"].long(), 500, IMAGENET)
     return Data("cifar10", train, val, test, (1, 3, 32, 32), 10)
 
 

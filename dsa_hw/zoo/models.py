@@ -1,32 +1,42 @@
 """Networks by name, as on the command line.
 
 ``resnet18`` is a network of torchvision, ``resnet20`` one of `dsa_hw.zoo.cifar` for 32 x 32 images, ``timm/resnet50d``
-one of timm. ``package.module:factory`` calls a function of the user, which returns a network or (network,
-example_inputs). Weights are random: nothing is downloaded.
+or ``timm/resnet50.a1_in1k`` one of timm, ``hf-hub:org/name`` one of timm with its configuration on the Hugging Face
+hub. ``package.module:factory`` calls a function of the user, which returns a network or (network, example_inputs).
+Weights are random unless ``pretrained``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import importlib
+import json
 import math
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dsa_hw.errors import MissingDependencyError, ModelError
+from dsa_hw.utils.modules import load_weights
 from dsa_hw.utils.text import first_line, one_line
+from dsa_hw.utils.weights import read_weights
 from dsa_hw.zoo.cifar import SMALL
+from dsa_hw.zoo.preprocessing import Preprocessing
+from dsa_hw.zoo.pretrained import hub_file, hub_weights, torch_file
+from dsa_hw.zoo.user_code import call_function
 
-__all__ = ["load_model", "parse_shape"]
+__all__ = ["load_model", "parse_shape", "preprocessing_of"]
 
+_HUB = "hf-hub:"
 _DEFAULT_SHAPE = (1, 3, 224, 224)
 _MOST_NUMBERS = 2**30  # 4 GiB as float32; a slip of the keyboard asks for more
+# torchvision's DenseNets were saved with names that a newer torch does not accept.
+_OLD_DENSENET = re.compile(
+    r"^(.*denselayer\d+\.(?:norm|relu|conv))\.((?:[12])\.(?:weight|bias|running_mean|running_var))$"
+)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -50,21 +60,32 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def load_model(
-    name: str, input_shape: Sequence[int] | None = None, *, imports: bool = True
+    name: str,
+    input_shape: Sequence[int] | None = None,
+    *,
+    imports: bool = True,
+    pretrained: bool = False,
+    classes: int | None = None,
 ) -> tuple[nn.Module, tuple[Any, ...]]:
     """Build a network by name.
 
     Args:
-        name: Name of a network of torchvision or of `dsa_hw.zoo.cifar`, ``timm/NAME``, or ``package.module:factory``.
+        name: Name of a network of torchvision or of `dsa_hw.zoo.cifar`, ``timm/NAME``, ``hf-hub:ORG/NAME``, or
+            ``package.module:factory``.
         input_shape: Shape of the example input; the default of the network where it is not given.
         imports: Whether ``package.module:factory`` is allowed. Use False for a name that was read from a file: a file
             must not choose which code runs.
+        pretrained: Whether to load the default weights of torchvision, or those of the timm tag or the repository, from
+            the caches of these libraries or from the network.
+        classes: Number of outputs; the network's own where it is not given. With ``pretrained``, a last layer of
+            another size keeps its random weights.
 
     Returns:
-        The network in evaluation mode with random weights, and a tuple of example inputs.
+        The network in evaluation mode, and a tuple of example inputs.
 
     Raises:
-        ModelError: The name is unknown, or the factory cannot be imported or does not return a network.
+        ModelError: The name is unknown, there are no pretrained weights, or the factory cannot be imported or does not
+            return a network.
         MissingDependencyError: timm is not installed.
 
     Example:
@@ -73,21 +94,19 @@ def load_model(
         (1, 3, 32, 32)
     """
     example: tuple[Any, ...] | None = None
-    if ":" in name:
+    if ":" in name and not name.startswith(_HUB):
         if not imports:
             raise ModelError(
                 f"A file must not choose code to import. Name the model on the command line; got {name!r}."
             )
+        if pretrained or classes is not None:
+            option = "--pretrained" if pretrained else "--classes"
+            raise ModelError(f"{option} is for networks of the zoo. Load weights and set classes in {name} itself.")
         model, example = _user_network(name)
-    elif name.startswith("timm/"):
-        model, size = _timm(name.removeprefix("timm/"))
-        input_shape = input_shape or (1, *size)
-    elif name in SMALL:
-        model = SMALL[name]()
-        input_shape = input_shape or (1, 3, 32, 32)
     else:
-        model, size = _torchvision(name)
-        input_shape = input_shape or (1, *size)
+        source = _source(name)
+        model = source.build(pretrained, classes)
+        input_shape = input_shape or (1, *source.size)
     if input_shape is not None or example is None:
         shape = tuple(input_shape or _DEFAULT_SHAPE)
         if math.prod(shape) > _MOST_NUMBERS:
@@ -96,68 +115,212 @@ def load_model(
     return model.eval(), example
 
 
-def _torchvision(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+def preprocessing_of(name: str, input_shape: Sequence[int] | None = None) -> Preprocessing:
+    """Return how the weights of a network expect pictures, for the size of ``input_shape`` where it is given.
+
+    Networks of the user get 224 x 224 and the mean and standard deviation of ImageNet.
+
+    Raises:
+        ModelError: The name is unknown, or the shape is not that of colour images.
+    """
+    found = Preprocessing() if ":" in name and not name.startswith(_HUB) else _source(name).preprocessing()
+    if input_shape is None:
+        return found
+    if len(input_shape) != 4 or input_shape[1] != 3:
+        raise ModelError(f"Images need an input such as 1x3x224x224; got {'x'.join(map(str, input_shape))}.")
+    return found.at(input_shape[2], input_shape[3])
+
+
+@dataclass(frozen=True)
+class _Small:
+    """A network of `dsa_hw.zoo.cifar`."""
+
+    name: str
+    size: tuple[int, ...] = (3, 32, 32)
+
+    def build(self, pretrained: bool, classes: int | None) -> nn.Module:
+        if pretrained:
+            raise ModelError(f"There are no pretrained weights of {self.name}. Give a file with --weights.")
+        return SMALL[self.name](**({} if classes is None else {"classes": classes}))
+
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing((32, 32), (32, 32))
+
+
+@dataclass(frozen=True)
+class _Torchvision:
+    """A network of torchvision, for images."""
+
+    name: str
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        side = 299 if self.name == "inception_v3" else 224
+        return (3, side, side)
+
+    def build(self, pretrained: bool, classes: int | None) -> nn.Module:
+        from dsa_hw.zoo.torchvision_compat import torchvision
+
+        options: dict[str, Any] = {"weights": None} if classes is None else {"weights": None, "num_classes": classes}
+        if self.name in ("googlenet", "inception_v3"):
+            options |= {"init_weights": False, "transform_input": pretrained}
+        model: nn.Module = torchvision.models.get_model(self.name, **options)
+        if pretrained:
+            state = read_weights(torch_file(self._weights().url))
+            state = {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in state.items()}
+            load_weights(model, _fitting(model, state) if classes is not None else state, self.name)
+        return model
+
+    def preprocessing(self) -> Preprocessing:
+        found = self._weights().transforms()
+        if not hasattr(found, "crop_size"):
+            return Preprocessing()
+        crop, resize = int(found.crop_size[0]), int(found.resize_size[0])
+        mean, deviation = tuple(map(float, found.mean)), tuple(map(float, found.std))
+        return Preprocessing((crop, crop), (resize, resize), mean, deviation, found.interpolation.value)
+
+    def _weights(self) -> Any:
+        from dsa_hw.zoo.torchvision_compat import torchvision
+
+        return torchvision.models.get_model_weights(self.name).DEFAULT
+
+
+@dataclass(frozen=True)
+class _Timm:
+    """A network of timm.
+
+    Attributes:
+        name: What timm calls it.
+        config: Its ``pretrained_cfg``.
+        repository: Where its weights are on the Hugging Face hub; None where its configuration says.
+        arguments: What timm makes it with.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    repository: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return tuple(self.config.get("input_size") or _DEFAULT_SHAPE[1:])
+
+    def build(self, pretrained: bool, classes: int | None) -> nn.Module:
+        import timm
+
+        options: dict[str, Any] = {**self.arguments, **({} if classes is None else {"num_classes": classes})}
+        if not pretrained:
+            return _built(self.name, options)
+        if self.repository is not None:
+            model = _built(self.name, options)
+            state = read_weights(hub_weights(self.repository))
+            load_weights(model, _fitting(model, state) if classes is not None else state, self.repository)
+            return model
+        file, repository, url = (self.config.get(key) for key in ("hf_hub_filename", "hf_hub_id", "url"))
+        if not repository and not url:
+            tags = timm.list_pretrained(f"{self.name.partition('.')[0]}.*")[:3]
+            known = f" Tags with weights: {', '.join(f'timm/{tag}' for tag in tags)}." if tags else ""
+            raise ModelError(f"timm has no pretrained weights of {self.name}.{known} Or give a file with --weights.")
+        state = read_weights(hub_weights(repository, file) if repository else torch_file(str(url)))
+        return _built(self.name, {**options, "pretrained": True, "pretrained_cfg_overlay": {"state_dict": state}})
+
+    def preprocessing(self) -> Preprocessing:
+        height, width = self.size[-2:]
+        share = float(self.config.get("crop_pct") or 0.875)
+        return Preprocessing(
+            (height, width),
+            (math.floor(height / share), math.floor(width / share)),
+            tuple(self.config.get("mean") or Preprocessing.mean),
+            tuple(self.config.get("std") or Preprocessing.deviation),
+            str(self.config.get("interpolation") or "bicubic"),
+            self.config.get("crop_mode") == "squash",
+        )
+
+
+def _source(name: str) -> _Small | _Torchvision | _Timm:
+    if name in SMALL:
+        return _Small(name)
+    if name.startswith(("timm/", _HUB)):
+        return _timm(name)
     from dsa_hw.zoo.torchvision_compat import torchvision
 
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise _unknown(name, [*known, *SMALL])
-    options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    side = 299 if name == "inception_v3" else 224
-    return torchvision.models.get_model(name, weights=None, **options), (3, side, side)
+    return _Torchvision(name)
 
 
-def _timm(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+def _timm(name: str) -> _Timm:
     import dsa_hw.zoo.torchvision_compat  # noqa: F401  (timm imports torchvision)
 
     try:
         import timm
     except ImportError as error:
         raise MissingDependencyError(
-            f"Model timm/{name} needs timm, which is not installed. Run pip install 'dsa-hw[timm]'."
+            f"Model {name} needs timm, which is not installed. Run pip install 'dsa-hw[timm]'."
         ) from error
-    if not timm.is_model(name):
-        raise _unknown(f"timm/{name}", [f"timm/{n}" for n in timm.list_models()])
-    model = timm.create_model(name, pretrained=False)
-    return model, tuple(getattr(model, "default_cfg", {}).get("input_size", _DEFAULT_SHAPE[1:]))
+    if name.startswith(_HUB):
+        repository = name.removeprefix(_HUB)
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", repository):
+            raise ModelError(f"A repository has the form hf-hub:ORG/NAME; got {one_line(name, 80)!r}.")
+        return _hub_model(repository)
+    short = name.removeprefix("timm/")
+    if not timm.is_model(short):
+        raise _unknown(name, [f"timm/{n}" for n in timm.list_models()])
+    try:
+        config = timm.get_pretrained_cfg(short)
+    except RuntimeError as error:  # a tag that does not exist
+        tags = [f"timm/{n}" for n in timm.list_pretrained(f"{short.partition('.')[0]}.*")]
+        raise _unknown(name, tags) from error
+    return _Timm(short, {} if config is None else dict(vars(config)))
+
+
+def _hub_model(repository: str) -> _Timm:
+    """Return what the config.json of a repository of timm describes; it chooses among timm's own networks only."""
+    import timm
+
+    try:
+        content = json.loads(hub_file(repository, "config.json").read_text())
+        name, config, given = content["architecture"], content.get("pretrained_cfg", {}), content.get("model_args", {})
+        if not (timm.is_model(name) and isinstance(config, dict) and isinstance(given, dict)):
+            raise ValueError(f"architecture {name!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{repository} is no model of timm ({first_line(error)}). For models of other libraries give "
+            "package.module:factory."
+        ) from error
+    classes = content.get("num_classes", config.get("num_classes"))
+    return _Timm(name, config, repository, {**given, **({} if classes is None else {"num_classes": classes})})
+
+
+def _built(name: str, options: dict[str, Any]) -> nn.Module:
+    import timm
+
+    try:
+        model: nn.Module = timm.create_model(name, **{"pretrained": False, **options})
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"timm cannot make {name} ({first_line(error)}).") from error
+    return model
+
+
+def _fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict with the model's own tensors where the shapes differ, as in a last layer of new classes."""
+    own = model.state_dict()
+    return {key: own[key] if key in own and own[key].shape != value.shape else value for key, value in state.items()}
 
 
 def _unknown(name: str, known: Sequence[str]) -> ModelError:
     near = difflib.get_close_matches(name, known, 3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return ModelError(
-        f"Unknown model {name!r}.{hint} Use the name of a torchvision model, timm/NAME, or package.module:factory."
+        f"Unknown model {name!r}.{hint} Use the name of a torchvision model, timm/NAME, hf-hub:ORG/NAME, or "
+        "package.module:factory."
     )
 
 
 def _user_network(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
-    """Import the factory of a user and call it; return its network and, where it gives them, example inputs."""
-    module_name, _, attribute = name.partition(":")
-    parts = [*module_name.split("."), attribute]
-    if not all(part.isidentifier() for part in parts):
-        raise ModelError(
-            f"Cannot import model {name!r}. Use the form package.module:factory, with a function that takes no "
-            "arguments."
-        )
-    with _current_folder_first():
-        try:
-            factory = getattr(importlib.import_module(module_name), attribute)
-        except (Exception, SystemExit) as error:  # whatever the module of the user raises
-            reason = first_line(error) if isinstance(error, (ImportError, AttributeError)) else _described(error)
-            raise ModelError(
-                f"Cannot import model {name!r} ({reason}). Use the form package.module:factory."
-            ) from error
-        if not callable(factory):
-            raise ModelError(
-                f"{name} must be a function that returns a torch.nn.Module; it is {type(factory).__name__}."
-            )
-        try:
-            made = factory()
-        except (Exception, SystemExit) as error:  # whatever the factory of the user raises
-            raise ModelError(
-                f"{name} failed ({_described(error)}). It must be a function that takes no arguments and returns a "
-                "torch.nn.Module."
-            ) from error
+    """Call the factory of a user; return its network and, where it gives them, example inputs."""
+    made = call_function(name, "model", "a torch.nn.Module")
     example = None
     if isinstance(made, tuple) and len(made) == 2:
         made, given = made
@@ -167,19 +330,3 @@ def _user_network(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
             f"{name} must return a torch.nn.Module or (module, example_inputs); it returned {type(made).__name__}."
         )
     return made, example
-
-
-@contextlib.contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """Import from the current folder first, as `python -m` does; afterwards last, where it hides no other module."""
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path.remove("")
-        if "" not in sys.path:
-            sys.path.append("")
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
