@@ -15,10 +15,12 @@ from dsa_hw.cli.options import (
     DEFAULT_TARGET,
     EXIT_CODES,
     METHODS,
+    PRETRAINED_HELP,
     add_command,
     add_data,
     add_model,
     add_search,
+    image_preprocessing,
     load_dense,
     profile_options,
     refinement_options,
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
 __all__ = ["add", "run"]
 
 _EXAMPLES = """Examples:
-  dsa-hw allocate --model resnet18 --budget latency=50% --out small/
+  dsa-hw allocate --model resnet18 --pretrained --images photos/ \\
+      --budget latency=50% --out small/
+  dsa-hw allocate --model timm/resnet50.a1_in1k --pretrained \\
+      --data imagefolder:imagenet --budget latency=10ms --finetune 2
   dsa-hw allocate --model resnet20 --data digits --budget latency=60% \\
       --budget flops=80% --epochs 4 --out small/
   dsa-hw allocate --model resnet18 --budget latency=12ms \\
@@ -72,12 +77,13 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(parser, weights="state dict of the dense network (default: random weights)")
+    add_model(parser, weights="state dict of the dense network (default: random weights)", pretrained=PRETRAINED_HELP)
     option = parser.add_argument
     option(
         "--budget", action="append", required=True, metavar="COST=AMOUNT", help=f"{BUDGET_HELP}; may be repeated"
     )  # fmt: skip
-    add_data(parser, "digits or cifar10, to learn keep ratios and weights from (default: synthetic inputs)")
+    add_data(parser, "; keep ratios and weights are learned from it (default: synthetic inputs)")
+    option("--images", type=Path, metavar="DIR", help="folder of images without labels, to refit the weights with")
     option("--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}")
     option("--epochs", type=amount, metavar="N", help="epochs that the method may train (default: the method's own)")
     option(
@@ -102,14 +108,23 @@ def run(args: argparse.Namespace) -> int:
     budgets = parse_budgets(args.budget)
     if args.finetune and not args.data:
         raise ModelError("--finetune needs training data. Name them with --data, for example --data digits.")
-    model, inputs, data = load_dense(args)
     warn_of_random_weights(args)
+    model, inputs, data = load_dense(args)
+    images = None
+    if args.images:
+        from dsa_hw.zoo.image_folder import unlabelled_images
+
+        images = unlabelled_images(args.images, image_preprocessing(args), workers=args.workers, seed=args.seed)
     result = dsa_hw.allocate(
         model,
         budgets,
         example_inputs=inputs,
         train=data.train if data else None,
         val=data.val if data else None,
+        loss=data.loss if data else None,
+        step=data.step if data else None,
+        metric=data.metric if data else None,
+        images=images,
         target=target_of(args),
         method=args.method,
         recovery=args.recovery,
@@ -125,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
         result, accuracy = _assessed(model, result, data, args)
     certificate = result.certificate
     check = ["dsa-hw", "verify", str(args.out / "plan.json"), "--model", args.model]
+    if args.classes is not None:
+        check += ["--classes", str(args.classes)]
     if args.target != DEFAULT_TARGET:
         check += ["--target", args.target]
     write_allocation(result, args.out / "index.html", model=args.model, command=shlex.join(check))
@@ -141,6 +158,9 @@ def run(args: argparse.Namespace) -> int:
         print(result)
         if "fine-tuned" in accuracy:
             print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
+        skipped = (data.skipped if data else 0) + (len(images.skipped) if images else 0)
+        if skipped:
+            print(f"  skipped: {skipped} images that cannot be read")
         print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {shlex.join(check)}")
     return EXIT_CODES[certificate.verdict]
 
@@ -151,11 +171,20 @@ def _assessed(
     """Fine-tune if asked to, and save the result with its quality on the test images; return test accuracies too."""
     from dsa_hw.training.finetune import finetune
 
-    result = result.assess(model, data.test, source="test data", calibration=data.train)
+    def assessed() -> Allocation:
+        return result.assess(
+            model, data.val if data.test is None else data.test, metric=data.metric, step=data.step,
+            source="validation data" if data.test is None else "test data", calibration=data.train,
+        )  # fmt: skip
+
+    result = assessed()
     found = {"dense": result.quality.dense, "pruned": result.quality.value}
     if args.finetune:
-        finetune(result.model, data.train, args.finetune, teacher=model, progress=not args.json)
-        result = result.assess(model, data.test, source="test data", calibration=data.train)
+        finetune(
+            result.model, data.train, args.finetune, loss=data.loss, step=data.step, teacher=model,
+            progress=not args.json,
+        )  # fmt: skip
+        result = assessed()
         found["fine-tuned"] = result.quality.value
     result.save(args.out)
     return result, {name: interval.value for name, interval in found.items() if interval is not None}

@@ -12,6 +12,7 @@ from dsa_hw.cli.budget_args import expand_budgets
 from dsa_hw.cli.options import (
     BUDGET_HELP,
     METHODS,
+    PRETRAINED_HELP,
     add_command,
     add_data,
     add_model,
@@ -36,8 +37,8 @@ _EXAMPLES = """Examples:
       --budgets flops=50% latency=50% params=50% --out report/
   dsa-hw compare --model resnet20 --data digits \\
       --budgets flops=30%..70%:3 latency=30%..70%:3 --out fronts/
-  dsa-hw compare --model resnet20 --weights resnet20.pt --data cifar10 \\
-      --data-path cifar10.npz --budgets flops=50% latency=50% --out report/
+  dsa-hw compare --model resnet20 --weights resnet20.pt \\
+      --data cifar10:cifar10.npz --budgets flops=50% latency=50% --out report/
 
 The report is OUT/index.html. After an interruption the same command
 continues. Exit codes: 0 the report is written, 2 invalid input, 3 a budget
@@ -60,8 +61,13 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(parser, shape=False, weights="state dict of the trained dense network (default: train it)")
-    add_data(parser, "digits or cifar10", required=True)
+    add_model(
+        parser,
+        shape=False,
+        weights="state dict of the trained dense network (default: train it)",
+        pretrained=PRETRAINED_HELP,
+    )
+    add_data(parser, required=True)
     add_training(parser, f"{BUDGET_HELP}, or a range: latency=30%%..90%%:7")
     parser.add_argument(
         "--methods",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import dsa_hw
+from dsa_hw.cli.run_file import as_yaml, effective_options, expand_run_file, save_run_file
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.arguments import OneLineParser
 from dsa_hw.utils.commands import run_command
@@ -23,7 +24,8 @@ _COMMANDS = (
 _EPILOG = """Examples:
   dsa-hw demo
   dsa-hw inspect --model resnet18
-  dsa-hw allocate --model resnet18 --budget latency=50% --out small/
+  dsa-hw allocate --model resnet18 --pretrained --budget latency=50% --out small/
+  dsa-hw allocate --config small/run.yaml --out again/
 
 `dsa-hw COMMAND --help` describes a command. Exit codes: 0 done, 1 unexpected
 error (its traceback is written to a file), 2 invalid input, 3 a budget cannot
@@ -45,12 +47,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    args, unknown = build_parser().parse_known_args(words)
+    parser = build_parser()
+    typed, options = words, {}
+    at = next((i for i, word in enumerate(words) if word in _COMMANDS), None)
+    if at is not None:
+        command, own = words[at], _parsers(parser)[words[at]]
+        rest = expand_run_file(command, own, words[at + 1 :])
+        options = effective_options(command, own, rest)
+        if "--print-config" in rest:
+            print(as_yaml(options), end="")
+            return 0
+        words = [*words[: at + 1], *rest]
+    args, unknown = parser.parse_known_args(words)
     if unknown:  # reported as an error of the command; argparse would name dsa-hw alone
         OneLineParser(prog=f"dsa-hw {args.command}").error(f"unknown arguments: {shlex.join(unknown)}")
-    args.typed = shlex.join(["dsa-hw", *words])
+    args.typed = shlex.join(["dsa-hw", *typed])
     out = args.out if args.continues else None
-    return run_command(f"dsa-hw {args.command}", lambda: args.run(args), verbose=args.verbose, out=out)
+
+    def run() -> int | None:
+        code: int | None = args.run(args)
+        if out is not None and out.is_dir():
+            save_run_file(out, options)
+        return code
+
+    return run_command(f"dsa-hw {args.command}", run, verbose=args.verbose, out=out)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command."""
+    found = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(found.choices)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from dsa_hw.cli.options import (
     DEFAULT_TARGET,
     EXIT_CODES,
     METHODS,
+    PRETRAINED_HELP,
     add_command,
     add_data,
     add_model,
@@ -42,8 +43,8 @@ __all__ = ["add", "run"]
 _EXAMPLES = """Examples:
   dsa-hw minimize --model resnet20 --data digits \\
       --cost latency --max-drop 4% --out fast/
-  dsa-hw minimize --model resnet20 --weights resnet20.pt --data cifar10 \\
-      --data-path cifar10.npz --cost flops --max-drop 0.5% --budget params=60%
+  dsa-hw minimize --model resnet20 --weights resnet20.pt \\
+      --data cifar10:cifar10.npz --cost flops --max-drop 0.5% --budget params=60%
   dsa-hw minimize --model resnet20 --data digits --cost latency.p95=8ms \\
       --max-drop 5% --epochs 0 --finetune-epochs 2
 
@@ -72,8 +73,13 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(parser, shape=False, weights="state dict of the trained dense network (default: train it)")
-    add_data(parser, "digits or cifar10", required=True)
+    add_model(
+        parser,
+        shape=False,
+        weights="state dict of the trained dense network (default: train it)",
+        pretrained=PRETRAINED_HELP,
+    )
+    add_data(parser, required=True)
     option = parser.add_argument
     option(
         "--cost", required=True, metavar="COST",

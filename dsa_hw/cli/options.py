@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.errors import InfeasibleBudgetError, MeasurementError, ProfileError
+from dsa_hw.cli.run_file import add_run_file
+from dsa_hw.errors import InfeasibleBudgetError, MeasurementError, ModelError, ProfileError
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Verdict
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dsa_hw.zoo.data import Data
+    from dsa_hw.zoo.preprocessing import Preprocessing
     from profilers import MeasuringRules
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "DEFAULT_TARGET",
     "EXIT_CODES",
     "METHODS",
+    "PRETRAINED_HELP",
     "add_command",
     "add_data",
     "add_json",
@@ -42,7 +45,9 @@ __all__ = [
     "add_model",
     "add_search",
     "add_training",
+    "image_preprocessing",
     "load_dense",
+    "load_named_data",
     "measuring_rules",
     "model_and_inputs",
     "profile_options",
@@ -61,6 +66,7 @@ EXIT_CODES = {
 }
 # Listed here because importing the methods takes seconds; a test compares.
 METHODS = ("dsa", "annealing", "cem", "global_gamma", "knapsack", "legr", "morphnet", "netadapt", "ssl", "uniform")
+PRETRAINED_HELP = "load the default weights of torchvision, or those of the timm tag or the hub's repository"
 BUDGET_HELP = (
     "latency=5ms, latency=50%%, latency.p95=8ms, flops=50%%, params=2M, memory=64MiB, energy=40mJ or "
     "estimated_energy=50%%"
@@ -109,35 +115,44 @@ def add_command(
         formatter_class=_HelpFormatter,
     )
     parser.set_defaults(run=run, continues=continues)
+    add_run_file(parser)
     return parser
 
 
 # Adding options -------------------------------------------------------------------------------------------------------
 
 
-def add_model(parser: argparse.ArgumentParser, *, shape: bool = True, weights: str | None = None) -> None:
-    """Add ``--model``, ``--input`` if ``shape``, and ``--weights`` with the given help."""
-    parser.set_defaults(input=None)
+def add_model(
+    parser: argparse.ArgumentParser, *, shape: bool = True, weights: str | None = None, pretrained: str | None = None
+) -> None:
+    """Add ``--model``, ``--classes``, ``--input`` if ``shape``, and ``--weights`` and ``--pretrained`` with help."""
+    parser.set_defaults(input=None, pretrained=False)
     parser.add_argument(
         "--model",
         required=True,
         metavar="NAME",
-        help="torchvision name, resnet20 (a CIFAR network), timm/NAME, or package.module:factory",
+        help="torchvision name, resnet20 (a CIFAR network), timm/NAME, hf-hub:ORG/NAME, or package.module:factory",
+    )
+    parser.add_argument(
+        "--classes", type=positive_integer, metavar="N", help="number of outputs (default: the model's own)"
     )
     if shape:
         parser.add_argument(
             "--input", metavar="SHAPE", help="shape of the input, for example 1x3x224x224 (default: the model's own)"
         )
+    if pretrained is not None:
+        parser.add_argument("--pretrained", action="store_true", help=pretrained)
     if weights is not None:
         parser.add_argument("--weights", type=Path, metavar="FILE", help=weights)
 
 
-def add_data(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
-    """Add ``--data`` with the given help, and ``--data-path``."""
-    parser.add_argument("--data", required=required, metavar="NAME", help=help)
-    parser.add_argument(
-        "--data-path", type=Path, metavar="PATH", help="the .npz file of CIFAR-10 (default: cifar10.npz in this folder)"
-    )
+def add_data(parser: argparse.ArgumentParser, purpose: str = "", required: bool = False) -> None:
+    """Add ``--data``, for the given purpose, ``--batch-size`` and ``--workers``."""
+    option = parser.add_argument
+    forms = "digits, cifar10:FILE.npz, imagefolder:DIR, or package.module:loaders"
+    option("--data", required=required, metavar="DATA", help=f"{forms}{purpose}")
+    option("--batch-size", type=positive_integer, default=128, metavar="N", help="examples in a batch of --data")
+    option("--workers", type=whole_number, default=0, metavar="N", help="processes that read images")
 
 
 def add_measuring(parser: argparse.ArgumentParser, target: str | None = DEFAULT_TARGET) -> None:
@@ -211,7 +226,7 @@ def add_training(parser: argparse.ArgumentParser, budgets: str | None = None) ->
         option("--budgets", nargs="+", required=True, metavar="COST=AMOUNT", help=budgets)
     option(
         "--train-epochs", type=amount, metavar="N",
-        help="epochs of the dense network (default: 20, or 0 with --weights or without --data)",
+        help="epochs of the dense network (default: 20, or 0 with weights or without --data)",
     )  # fmt: skip
     option(
         "--epochs", type=amount, default=default.epochs, metavar="N",
@@ -269,7 +284,7 @@ def refinement_options(args: argparse.Namespace) -> RefinementOptions:
 
 def settings_of(args: argparse.Namespace) -> ExperimentSettings:
     """Return how the networks of a comparison or a sweep are trained."""
-    trained = bool(args.data) and not args.weights
+    trained = bool(args.data) and not args.weights and not args.pretrained
     epochs = args.train_epochs if args.train_epochs is not None else 20.0 if trained else 0.0
     return ExperimentSettings(
         train_epochs=epochs, epochs=args.epochs, finetune_epochs=args.finetune_epochs, lr=args.lr,
@@ -283,11 +298,36 @@ def model_and_inputs(
     """Return the model of ``--model`` with inputs of the shape of ``--input``, or else of ``shape``."""
     from dsa_hw.zoo.models import load_model, parse_shape
 
-    return load_model(args.model, parse_shape(args.input) if args.input else shape)
+    return load_model(
+        args.model,
+        parse_shape(args.input) if args.input else shape,
+        pretrained=args.pretrained,
+        classes=args.classes,
+    )
+
+
+def load_named_data(args: argparse.Namespace) -> Data | None:
+    """Return the data of ``--data``, prepared for the network of ``--model``; None without it."""
+    from dsa_hw.zoo.data import load_data
+
+    if not args.data:
+        return None
+    images = args.data.startswith("imagefolder:")
+    return load_data(
+        args.data, batch=args.batch_size, seed=args.seed, workers=args.workers,
+        preprocessing=image_preprocessing(args) if images else None,
+    )  # fmt: skip
+
+
+def image_preprocessing(args: argparse.Namespace) -> Preprocessing:
+    """Return how pictures become inputs of the network of ``--model``."""
+    from dsa_hw.zoo.models import parse_shape, preprocessing_of
+
+    return preprocessing_of(args.model, parse_shape(args.input) if args.input else None)
 
 
 def load_dense(args: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], Data | None]:
-    """Return the dense network with the weights of ``--weights``, its inputs, and the data of ``--data``.
+    """Return the dense network with its weights, its inputs, and the data of ``--data``.
 
     Random weights depend on ``--seed`` alone, so that a repeated command continues with the same network.
     """
@@ -295,27 +335,55 @@ def load_dense(args: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], Da
 
     from dsa_hw.utils.modules import load_weights
     from dsa_hw.utils.weights import read_weights
-    from dsa_hw.zoo.data import load_data
 
-    data = load_data(args.data, args.data_path, seed=args.seed) if args.data else None
+    if args.pretrained and args.weights:
+        raise ModelError("Give --pretrained or --weights, not both.")
+    data = load_named_data(args)
     torch.manual_seed(args.seed)
     model, inputs = model_and_inputs(args, data.shape if data else None)
     if args.weights:
         load_weights(model, read_weights(args.weights), args.model)
+    if data is not None and data.classes is not None:
+        _check_outputs(model, inputs, data, args)
     return model, inputs, data
+
+
+def _check_outputs(model: nn.Module, inputs: tuple[Any, ...], data: Data, args: argparse.Namespace) -> None:
+    """Refuse class folders that are not the classes of the network."""
+    import torch
+
+    from dsa_hw.training.losses import logits_of
+    from dsa_hw.utils.modules import evaluating
+
+    if not args.data.startswith("imagefolder:"):
+        return  # numbered classes, which may be fewer than the outputs
+    with torch.no_grad(), evaluating(model):
+        outputs = logits_of(model(*inputs))
+    if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] != data.classes:
+        raise ModelError(
+            f"{args.data} has {data.classes} classes, but {args.model} has {outputs.shape[1]} outputs. Use --classes "
+            f"{data.classes}, with weights that were trained for these classes."
+        )
 
 
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
 def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:
-    """Print that the weights are random, unless ``--weights`` is given or the network is ``trained`` first.
+    """Print that the weights are random, unless there are weights or the network is ``trained`` first.
 
     The factory of a user (``package.module:factory``) may load weights, so nothing is printed for it.
     """
-    if args.weights or trained or ":" in args.model:
+    from dsa_hw.zoo.user_code import is_code
+
+    if args.weights or trained or is_code(args.model) or (args.pretrained and args.classes is None):
         return
-    text = "The weights are random (no --weights): any accuracy or agreement with the dense network is meaningless."
+    text = (
+        "The weights are random (no --pretrained or --weights): any accuracy or agreement with the dense network is "
+        "meaningless."
+    )
+    if args.pretrained:
+        text = f"The last layer may be new and random (--classes {args.classes}): its accuracy is meaningless."
     print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
 

@@ -13,6 +13,7 @@ from dsa_hw.cli.options import (
     BUDGET_HELP,
     EXIT_CODES,
     METHODS,
+    PRETRAINED_HELP,
     add_command,
     add_data,
     add_model,
@@ -64,8 +65,12 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(parser, weights="state dict of the trained dense network (default: train it, if there are data)")
-    add_data(parser, "digits or cifar10 (default: synthetic inputs, and no accuracy is reported)")
+    add_model(
+        parser,
+        weights="state dict of the trained dense network (default: train it, if there are data)",
+        pretrained=PRETRAINED_HELP,
+    )
+    add_data(parser, " (default: synthetic inputs, and no accuracy is reported)")
     add_training(parser, f"budgets of one kind, or a range such as latency=30%%..90%%:7; {BUDGET_HELP}")
     parser.add_argument(
         "--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}"

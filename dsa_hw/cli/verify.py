@@ -15,6 +15,7 @@ from dsa_hw.cli.options import (
     add_json,
     add_measuring,
     add_model,
+    load_named_data,
     measuring_rules,
     model_and_inputs,
 )
@@ -55,8 +56,12 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
-    add_model(parser, weights="state dict of the pruned network (default: model.safetensors beside the plan)")
-    add_data(parser, "digits or cifar10, to measure the quality on again (default: only the budgets)")
+    add_model(
+        parser,
+        weights="state dict of the pruned network (default: model.safetensors beside the plan)",
+        pretrained="the dense network has pretrained weights, which --data needs",
+    )
+    add_data(parser, ", to measure the quality on again (default: only the budgets)")
     parser.add_argument(
         "--dense-weights", type=Path, metavar="FILE", help="state dict of the dense network, which --data needs"
     )
@@ -80,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure again, and print the certificate then and now."""
     from dsa_hw.utils.modules import load_weights
     from dsa_hw.utils.weights import read_weights
-    from dsa_hw.zoo.data import load_data
 
     plan = dsa_hw.Plan.load(args.plan)
     dsa_hw.Certificate.from_dict(plan.certificate)  # a damaged one is refused before the model is loaded
     model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
     if args.dense_weights:
         load_weights(model, read_weights(args.dense_weights), args.model)
+    data = load_named_data(args)
     found = dsa_hw.verify(
         args.plan,
         model,
@@ -94,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
         target=args.target,
         rules=measuring_rules(args),
         weights=args.weights,
-        data=load_data(args.data, args.data_path).test if args.data else None,
+        data=None if data is None else data.val if data.test is None else data.test,
+        metric=data.metric if data else None,
+        step=data.step if data else None,
         time_limit=args.time_limit,
         seed=args.seed,
         counter=args.counter,

@@ -133,11 +133,10 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, capsys: pytest.C
     ("content", "message"),
     [
         (b"some text\n", "is not a file of torch.save"),
-        ({"state_dict": {}, "epoch": 1}, "checkpoint with the state dict under 'state_dict'"),
-        ({f"module.{k}": v for k, v in make()[0].state_dict().items()}, "begins with 'module.'"),
+        ({"state_dict": {}, "epoch": 1}, "a dict under 'state_dict'"),
         ({k: v * float("nan") for k, v in make()[0].state_dict().items()}, "one.weight of the network has NaN"),
     ],
-    ids=["text", "checkpoint", "parallel", "nan"],
+    ids=["text", "checkpoint", "nan"],
 )
 def test_unusable_weights_are_refused_on_one_line(
     content: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -164,5 +164,5 @@ def test_first_line_says_that_the_weights_are_random(
         main([*(word.format(weights=weights) for word in words), *(["--json"] if as_json else [])])
     captured = capsys.readouterr()
     found = captured.err if as_json else captured.out
-    assert found.startswith("The weights are random (no --weights)") == random
+    assert found.startswith("The weights are random (no --pretrained or --weights)") == random
     assert (captured.out if as_json else captured.err) == "", "with --json, standard output is one JSON object"
