@@ -142,7 +142,7 @@ class _ComparisonRun:
         say: Callable[[str], None],
         command: str,
     ) -> None:
-        check_budgets(budgets)
+        budgets = check_budgets(list(budgets))
         methods = [methods] if isinstance(methods, str) else methods
         if not methods:
             raise BudgetError(f"Give at least one method; got {methods!r}.")

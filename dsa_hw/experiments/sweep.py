@@ -88,7 +88,7 @@ def sweep(
         BudgetError: There is no budget, or they are of several kinds.
         InfeasibleBudgetError: Not even the largest budget can be met.
     """
-    check_budgets(list(budgets))
+    budgets = check_budgets(list(budgets))
     folder = None if out is None else as_path(out, "out")
     if len({type(b) for b in budgets}) > 1:
         kinds = ", ".join(sorted({b.key for b in budgets}))

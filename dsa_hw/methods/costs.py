@@ -17,6 +17,7 @@ from torch import Tensor
 
 from budgets.budget import Budget, CountedBudget, MeasuredBudget
 from budgets.cost_model import CostModel
+from budgets.notation import BudgetLike, as_budgets
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, ProfileError
 from dsa_hw.utils.arrays import Bools, Floats, Ints
 from dsa_hw.utils.text import percent
@@ -89,7 +90,7 @@ class CostSet(Generic[AnyCost]):
             raise BudgetError(f"Costs of the dense network must be positive and finite; got {self.dense.tolist()}.")
 
     @classmethod
-    def of(cls, budgets: Budget | Sequence[Budget], groups: ChannelGroups) -> CostSet[Cost]:
+    def of(cls, budgets: BudgetLike | Sequence[BudgetLike], groups: ChannelGroups) -> CostSet[Cost]:
         """Resolve budgets to costs and limits.
 
         A counted budget computes its cost from the channel groups. A measured one needs a fitted cost model as its
@@ -106,7 +107,7 @@ class CostSet(Generic[AnyCost]):
             BudgetError: A measured budget has no cost model.
             ProfileError: A cost model is of another network.
         """
-        wanted = [budgets] if isinstance(budgets, Budget) else list(budgets)
+        wanted = as_budgets(budgets)
         costs: list[Cost] = []
         limits = []
         for budget in wanted:

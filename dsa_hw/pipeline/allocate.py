@@ -14,9 +14,10 @@ from torch import nn
 
 import dsa_hw
 from budgets import Budget
+from budgets.notation import BudgetLike, as_budgets
 from dsa_hw.channels import find_groups
 from dsa_hw.channels.plan import Plan, PrunedNetwork
-from dsa_hw.errors import BudgetError, DsaError, ModelError
+from dsa_hw.errors import DsaError, ModelError
 from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal
 from dsa_hw.methods.registry import check_method
@@ -48,7 +49,7 @@ __all__ = ["allocate", "as_problem", "check_budgets"]
 
 def allocate(
     model: nn.Module,
-    budget: Budget | Sequence[Budget],
+    budget: BudgetLike | Sequence[BudgetLike],
     *,
     example_inputs: Any = None,
     train: Batches | None = None,
@@ -71,7 +72,7 @@ def allocate(
 
     Args:
         model: Any network that ``torch.export`` traces; not changed.
-        budget: One budget or several, for example ``LatencyBudget("5ms")`` or ``FlopsBudget("50%")``.
+        budget: One budget or several: ``LatencyBudget("5ms")`` or, as on the command line, ``"latency=5ms"``.
         example_inputs: A tensor or a tuple of tensors; None infers them from the first layer.
         train: Loader of (inputs, targets). With ``val``, weights and keep ratios are learned together.
         val: Loader of (inputs, targets). Alone, only the keep ratios are learned. With neither loader, synthetic inputs
@@ -220,12 +221,7 @@ def check_budgets(budget: Any) -> list[Budget]:
     Raises:
         BudgetError: There is none, or something is not a budget.
     """
-    budgets = list(budget) if isinstance(budget, (list, tuple)) else [budget]
-    wrong = [b for b in budgets if not isinstance(b, Budget)]
-    if wrong or not budgets:
-        got = repr(wrong[0]) if wrong else "an empty list"
-        raise BudgetError(f"`budget` must be a Budget or a list of Budgets, e.g. LatencyBudget('5ms'); got {got}.")
-    return budgets
+    return as_budgets(budget)
 
 
 def as_problem(

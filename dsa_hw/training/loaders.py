@@ -20,9 +20,10 @@ __all__ = ["RepeatingLoader", "known_length", "length_of", "on_device", "whole_b
 
 def on_device(batch: Any, device: torch.device) -> tuple[Any, Any]:
     """Return (inputs, targets) of a batch, moved to ``device``; of a batch that is no pair, twice the same object."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and batch[0] is not batch[1]:
         return _moved(batch[0], device), _moved(batch[1], device)
-    moved = _moved(batch, device)
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2  # what this function returned before
+    moved = _moved(batch[0] if pair else batch, device)
     return moved, moved
 
 

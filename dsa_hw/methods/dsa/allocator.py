@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from budgets.budget import Budget
+from budgets.notation import BudgetLike
 from dsa_hw.channels import ChannelGroups, masked
 from dsa_hw.channels.importance import Importance, scores
 from dsa_hw.errors import TrainingError, WidthError
@@ -57,7 +57,7 @@ class Allocator:
         self,
         model: nn.Module,
         groups: ChannelGroups,
-        budgets: Budget | Sequence[Budget] | CostSet[Cost],
+        budgets: BudgetLike | Sequence[BudgetLike] | CostSet[Cost],
         *,
         steps: int,
         loss: Loss | None = None,

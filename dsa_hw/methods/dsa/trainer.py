@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from budgets.budget import Budget
+from budgets.notation import BudgetLike
 from dsa_hw.channels import ChannelGroups, shrink
 from dsa_hw.channels.surgery import narrow
 from dsa_hw.errors import MissingDependencyError, TrainingError
@@ -88,7 +88,7 @@ class Trainer:
         self,
         model: nn.Module,
         groups: ChannelGroups,
-        budgets: Budget | Sequence[Budget] | CostSet[Cost],
+        budgets: BudgetLike | Sequence[BudgetLike] | CostSet[Cost],
         train: Iterable[Any],
         val: Iterable[Any],
         recipe: Recipe,
