@@ -25,11 +25,12 @@ from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.admm import Admm, ShadowPrice
 from dsa_hw.methods.dsa.estimators import sample_masks
 from dsa_hw.methods.dsa.relaxation import Layout, inexactness, keep_probabilities
+from dsa_hw.methods.problem import Proposal
 from dsa_hw.training.batchnorm import batch_statistics
 from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import Loss, Step, autocast, checked_loss, chosen_loss
 from dsa_hw.utils.arrays import Floats
-from dsa_hw.utils.modules import device_of, evaluating
+from dsa_hw.utils.modules import copy_module, device_of, evaluating
 
 __all__ = ["Allocator"]
 
@@ -164,6 +165,10 @@ class Allocator:
     def importances(self) -> list[Floats]:
         """Return the importance of every channel at present, K arrays (C_k,)."""
         return scores(self.network, self.groups, self.importance)
+
+    def proposal(self) -> Proposal:
+        """Return keep ratios, channels and a copy of the weights, for ``dsa_hw.allocate(..., method=proposal)``."""
+        return Proposal(self.admm.keep_ratios, copy_module(self.network), self.importances(), self.history)
 
     @contextlib.contextmanager
     def masks(self) -> Iterator[nn.Module]:
