@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import budgets
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_data, add_json, add_model, load_dense
+from dsa_hw.cli.options import PRETRAINED_HELP, add_command, add_data, add_json, add_model, load_dense
 from dsa_hw.utils.files import write_figure
 
 if TYPE_CHECKING:
@@ -43,13 +43,17 @@ def add(subparsers: Any) -> None:
         "and parameters of each group.",
         examples=_EXAMPLES,
     )
-    add_model(parser, weights="state dict of the network, for --int8 (default: random weights)")
+    add_model(
+        parser,
+        weights="state dict of the network, for --int8 (default: random weights)",
+        pretrained=PRETRAINED_HELP,
+    )
     parser.add_argument(
         "--int8",
         action="store_true",
         help="also quantise each layer alone to int8, and rank layers by the output error",
     )
-    add_data(parser, "digits or cifar10, inputs for --int8 (default: inputs made up from the batch-norm statistics)")
+    add_data(parser, ", inputs for --int8 (default: inputs made up from the batch-norm statistics)")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="plot FLOPs and parameters per group to this file")
     add_json(parser)
     parser.set_defaults(seed=0)
