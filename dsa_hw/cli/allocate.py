@@ -28,7 +28,6 @@ from dsa_hw.cli.options import (
     warn_of_random_weights,
 )
 from dsa_hw.errors import ModelError
-from dsa_hw.experiments.report import write_allocation
 from dsa_hw.utils.arguments import amount
 from dsa_hw.utils.files import refuse_overwriting
 from dsa_hw.utils.text import percent
@@ -104,6 +103,8 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Allocate, save and print the certificate."""
+    from dsa_hw.experiments.report import write_allocation
+
     refuse_overwriting(args.out / "model.safetensors", args.weights)
     budgets = parse_budgets(args.budget)
     if args.finetune and not args.data:

@@ -6,6 +6,7 @@ A loader is any object that can be iterated repeatedly and yields (images, label
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,7 +186,9 @@ def load_data(
         return _image_folder(rest, batch, seed, val_share, workers, preprocessing or Preprocessing())
     if is_code(name) and imports:
         return _user_loaders(name)
-    raise ModelError(f"Unknown data {one_line(name, 80)!r}. Use {FORMS}.")
+    near = difflib.get_close_matches(kind, ("digits", "cifar10", "imagefolder"), 1)
+    hint = f" Did you mean {near[0]!r}?" if near and near[0] != kind else ""
+    raise ModelError(f"Unknown data {one_line(name, 80)!r}.{hint} Use {FORMS}.")
 
 
 def _image_folder(

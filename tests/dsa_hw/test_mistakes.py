@@ -76,7 +76,7 @@ COMMANDS = [
     ([*ALLOCATE, "--budget", "latency=50%", "--profile", "text"], "text"),
     ([*ALLOCATE, "--budget", "latency=50%", "--target", "x/y"], "Unknown device 'y'"),
     ([*FLOPS, "--weights", "text"], "text"),
-    ([*FLOPS, "--weights", "wrapped.pt"], "wrapped.pt"),
+    ([*FLOPS, "--weights", "wrapped.pt"], "The weights do not fit"),
     ([*FLOPS, "--data", "cifar10:text"], "Cannot read CIFAR-10 from text: it is not an .npz file"),
     (["fit", "text"], "text is not a profile store"),
     (["verify", "text", "--model", "tiny:make"], "text"),
