@@ -155,7 +155,10 @@ class Allocator:
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row per step: loss, beta2, inexactness, use and limit of each budget, and the keep ratio of each group."""
+        """A row per step: loss, beta2, inexactness, residual, use and limit of each budget, keep ratio of each group.
+
+        The ``residual`` is that of the KKT conditions, see `Admm.residual`.
+        """
         return pd.DataFrame(self._rows)
 
     def prices(self) -> tuple[ShadowPrice, ...]:
@@ -290,6 +293,7 @@ class Allocator:
         limits = {f"limit_{j}": float(limit) for j, limit in enumerate(self.admm.limits)}
         row = {"step": float(self.admm.state.step), "loss": loss, "beta2": beta2}
         row["inexactness"] = float(inexactness(p.detach()).sum())
+        row["residual"] = self.admm.residual
         alpha = dict(zip(self.groups.names, self.admm.alpha.tolist(), strict=True))
         self._rows.append({**row, **used, **limits, **alpha})
 

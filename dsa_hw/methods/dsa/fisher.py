@@ -26,7 +26,9 @@ from dsa_hw.utils.modules import device_of, evaluating
 __all__ = ["fisher", "mask_slopes"]
 
 _log = logging.getLogger(__name__)
-# Examples per gradient. The gradient of a large batch averages the differences between examples away.
+# Examples per gradient. Its mean square is (E g)^2 + Var(g) / n for the mean g of n examples: a part of 32 has 1/32 of
+# their variance, the same share for every unit, so that the order of units with a mean near 0 is that of the variance.
+# 64 parts, as DSA uses, estimate it within 18% for each unit (sqrt(2 / 64)).
 _PART = 32
 
 

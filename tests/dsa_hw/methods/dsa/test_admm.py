@@ -156,6 +156,23 @@ def test_optimum_and_price_agree_with_scipy(k: int, share: float) -> None:
     assert price.price == pytest.approx((best(limit - step) - best(limit + step)) / (2 * step), rel=0.05)
 
 
+@pytest.mark.parametrize("k", [3, 12])
+def test_residual_is_small_at_the_optimum_and_large_far_from_it(k: int) -> None:
+    rng = np.random.default_rng(k)
+    cost, weights = Quadratic.random(k, rng), np.exp(0.7 * rng.normal(size=k))
+    limit = between(cost, k, 0.4)
+    settings: dict[str, Any] = {"travel": 8.0, "smoothing": 0.5}
+    done = run(admm_of([cost], [limit], k, pace=150, settle=250, **settings), weights)
+    begun = run(admm_of([cost], [limit], k, pace=3, settle=0, **settings), weights)
+    assert 0.0 <= done.residual < 0.1 < begun.residual <= 1.0
+    # By hand: what is left of the scaled gradient after its projection on that of the cost.
+    alpha = np.asarray(expit(done.state.z))
+    scale = alpha * (1 - alpha) / np.sqrt(done._metric(done.state.z))
+    a, b = scale * done.state.gradient, scale * cost.gradient(alpha)
+    rest = a - b * (a @ b) / (b @ b)
+    assert done.residual == pytest.approx(np.linalg.norm(rest) / np.linalg.norm(a), rel=1e-3, abs=1e-6)
+
+
 def test_cost_metric_gives_better_allocations_and_exact_projection_meets_the_budget() -> None:
     """Share of the gap between uniform and optimal that noisy gradients close, and F(z)/B, over random cases.
 
