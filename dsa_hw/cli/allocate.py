@@ -86,8 +86,9 @@ def add(subparsers: Any) -> None:
     option("--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}")
     option("--epochs", type=amount, metavar="N", help="epochs that the method may train (default: the method's own)")
     option(
-        "--recovery", choices=("none", "refit", "distil"), default="refit",
-        help="refit the weights that remain to the dense network's outputs; distil also trains them on these outputs",
+        "--recovery", choices=("auto", "none", "refit", "distil"), default="auto",
+        help="refit the weights that remain to the dense network's outputs; distil also trains them on these outputs; "
+        "auto is distil without --data, else refit",
     )  # fmt: skip
     option(
         "--finetune",

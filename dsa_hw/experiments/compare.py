@@ -42,7 +42,9 @@ from dsa_hw.pipeline.cost_models import Task, profile_for
 from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Reading, Verdict, judge
+from dsa_hw.pipeline.recovering import recover_network
 from dsa_hw.pipeline.refinement import best_candidate, find_network
+from dsa_hw.pipeline.unlabelled import unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.utils.arrays import Ints
@@ -261,17 +263,29 @@ class _ComparisonRun:
         )
         about = {"budget": i, "kind": self.budgets[i].key, "asked": str(self.budgets[i].quantity), "method": method}
         about |= {"matches": "", "limit": constraint.limit, "verdict": str(best_candidate(candidates).verdict)}
-        self._finish(id, about, proposal, found, constraint)
+        self._finish(id, about, problem, proposal, found, constraint)
 
     def _finish(
-        self, id: str, about: dict[str, Any], proposal: Proposal, found: Realised, constraint: Constraint
+        self,
+        id: str,
+        about: dict[str, Any],
+        problem: Problem,
+        proposal: Proposal,
+        found: Realised,
+        constraint: Constraint,
     ) -> None:
-        """Fine-tune, test, and write everything down."""
+        """Recover, fine-tune, test, and write everything down."""
         s, small = self.settings, found.model.eval()
-        rewind(self.data.train)  # an interrupted run continues only from the same statistics
-        recalibrate(small, self.data.train)
-        before = float(correct_predictions(small, self.data.test).mean())
+        rewind(self.data.train)  # an interrupted run continues only from the same weights
         adapted = weights_digest(proposal.model) != weights_digest(self.dense)
+        if adapted:
+            recalibrate(small, self.data.train)
+        else:
+            images = unlabelled_set(
+                self.dense, self.task.inputs, self.data.train, seed=s.seed, listener=lambda *_: None
+            )
+            recover_network(problem, found, images, "refit", lambda *_: None)
+        before = float(correct_predictions(small, self.data.test).mean())
         epochs = s.finetune_epochs + (0.0 if adapted else s.epochs)
         if epochs:
             train(
@@ -347,7 +361,8 @@ class _ComparisonRun:
             aim = match.seconds / ratio  # what must be predicted for the two to be measured equal
         _, limit, best = min(tried.values(), key=lambda item: item[0])
         about = {k: rows[theirs][k] for k in ("budget", "kind", "asked", "method")}
-        self._finish(id, {**about, "matches": ours, "limit": limit, "verdict": ""}, proposal, best, constraint)
+        about |= {"matches": ours, "limit": limit, "verdict": ""}
+        self._finish(id, about, problem, proposal, best, constraint)
 
     def _rebuilt(self, id: str) -> nn.Module:
         """Return a finished network from its plan and weights."""

@@ -1,19 +1,71 @@
-"""Inputs for networks without data: random, with the outputs of the dense network as targets."""
+"""Inputs without labels, or random ones, with the outputs of the dense network as targets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dsa_hw.errors import TrainingError
 from dsa_hw.training.batchnorm import batch_statistics
-from dsa_hw.utils.modules import device_of
+from dsa_hw.training.losses import Loss
+from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["output_distance", "synthetic_batch_size", "synthetic_batches", "synthetic_inputs"]
+__all__ = [
+    "output_distance",
+    "own_targets",
+    "perturbed",
+    "synthetic_batch_size",
+    "synthetic_batches",
+    "synthetic_inputs",
+]
+
+
+@torch.no_grad()
+def own_targets(model: nn.Module, inputs: tuple[Tensor, ...], size: int) -> tuple[list[tuple[Any, Any]], Loss]:
+    """Return batches of inputs with what the dense network says of them as targets, and the loss for these.
+
+    For outputs (N, classes) the targets are its classes and the loss is the cross entropy, which has a gradient at the
+    dense network, so that Fisher information can be computed. For other outputs they are the outputs themselves and the
+    loss is `output_distance`.
+
+    Args:
+        model: The dense network.
+        inputs: Its positional inputs, each (N, ...).
+        size: Inputs per batch.
+    """
+    batches: list[tuple[Any, Any]] = []
+    classes = True
+    with evaluating(model):
+        for start in range(0, len(inputs[0]), size):
+            part = tuple(x[start : start + size] for x in inputs)
+            outputs = model(*part)
+            classes &= isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+            batches.append((part[0] if len(part) == 1 else part, outputs))
+    if not classes:
+        return batches, output_distance
+    return [(part, outputs.argmax(1)) for part, outputs in batches], nn.functional.cross_entropy
+
+
+def perturbed(batches: Iterable[tuple[Any, Any]], seed: int) -> Iterator[tuple[Any, Any]]:
+    """Yield batches whose targets are drawn about the dense network's outputs, for the Fisher information.
+
+    `output_distance` is the negative log-likelihood of normal targets. At the dense network's own outputs its gradient
+    is zero; at targets that are drawn from that distribution its mean square is the Fisher information.
+    """
+    rng = torch.Generator().manual_seed(seed)
+
+    def drawn(target: Any) -> Any:
+        if not (isinstance(target, Tensor) and target.is_floating_point()):
+            return target
+        noise = torch.randn(target.shape, generator=rng).to(target)
+        return target + noise * (target - target.mean(0)).square().mean().sqrt()
+
+    for inputs, targets in batches:
+        yield inputs, tree_map(drawn, targets)
 
 
 def synthetic_batches(model: nn.Module, example_inputs: Any, size: int, seed: int) -> Iterator[tuple[Any, Any]]:

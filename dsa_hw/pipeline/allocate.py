@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from dsa_hw.errors import DsaError, ModelError
 from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal
 from dsa_hw.methods.registry import check_method
+from dsa_hw.methods.synthetic import own_targets
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.constraints import Constraint, common_grid, cost_set, resolve_budgets
 from dsa_hw.pipeline.cost_models import Task
@@ -32,11 +34,13 @@ from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
+from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
 from dsa_hw.training.losses import Step, chosen_loss
+from dsa_hw.training.recovery import equal_batches
 from dsa_hw.utils.inputs import as_path, check_model
-from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights
+from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, weights_digest
 from dsa_hw.utils.numbers import check_seed
 from dsa_hw.utils.progress import Bar
 from profilers.networks.quantised import QuantisedNetwork
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from profilers.targets import Target
 
 __all__ = ["allocate", "as_problem", "check_budgets"]
+
+_GUIDE = 64  # inputs without labels in a step of the keep ratios
 
 
 def allocate(
@@ -57,8 +63,8 @@ def allocate(
     loss: Loss | None = None,
     step: Step | None = None,
     metric: Metric | None = None,
-    images: Batches | None = None,
-    recovery: str = "refit",
+    images: str | os.PathLike[str] | Iterable[Any] | None = None,
+    recovery: str = "auto",
     target: str | Target | None = None,
     method: str | Proposal = "dsa",
     options: Mapping[str, Any] | None = None,
@@ -75,8 +81,7 @@ def allocate(
         budget: One budget or several: ``LatencyBudget("5ms")`` or, as on the command line, ``"latency=5ms"``.
         example_inputs: A tensor or a tuple of tensors; None infers them from the first layer.
         train: Loader of (inputs, targets). With ``val``, weights and keep ratios are learned together.
-        val: Loader of (inputs, targets). Alone, only the keep ratios are learned. With neither loader, synthetic inputs
-            are used and the outputs of the dense network are the targets.
+        val: Loader of (inputs, targets). Alone, only the keep ratios are learned.
         loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy, or for a loader of dicts, which are the
             arguments of the network, the loss that it returns.
         step: ``step(model, batch)`` instead of ``loss``, for networks that compute their own loss and for batches of
@@ -84,11 +89,13 @@ def allocate(
             it calls ``model.train()`` first.
         metric: ``metric(outputs, targets)``, a score for each input or one for the batch, more is better: what the
             certificate says of ``val``. None is the accuracy; with ``step``, the negative loss.
-        images: Unlabelled inputs for the recovery: batches of inputs, a few hundred in all. None takes those of
-            ``train`` or ``val``, or synthesises inputs that match the network's own batch-norm statistics.
+        images: Inputs without labels, a few hundred in all: batches of inputs, or a folder of image files. Without
+            loaders they guide the keep ratios, with the answers of the dense network as targets, and an eighth is held
+            out to compare the networks. The recovery uses them; None takes those of ``train`` or ``val``. Without
+            loaders too, inputs are synthesised that match the network's own batch-norm statistics.
         recovery: "refit" refits the weights that remain to the outputs of the dense network, in closed form; "distil"
-            also trains them on these outputs; "none" leaves them as they were cut. Weights that a method has trained
-            are left as they are.
+            also trains them on these outputs; "none" leaves them as they were cut, and synthesises nothing. "auto" is
+            "distil" without loaders, else "refit". Weights that a method has trained are left as they are.
         target: Where measured budgets hold that name no target, for example ``"onnxruntime/cpu"``. None is ONNX Runtime
             on the CPU, or the best runtime of the CUDA device that the model is on. With ``"onnxruntime/cpu int8"`` the
             budget and the quality in the certificate are those of the quantised network.
@@ -146,8 +153,14 @@ def allocate(
         check_metric(model, val, metric)
         task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, bar)
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
+        unlabelled: UnlabelledSet | None = None
+        guide = val
+        if train is None and val is None and (images is not None or recovery != "none"):
+            unlabelled = unlabelled_set(model, inputs, images, seed=seed, listener=bar.say)
+            if unlabelled is not None:
+                guide, chosen = own_targets(model, unlabelled.used, _GUIDE)
         problem = as_problem(
-            task, constraints, refinement, train=train, val=val, loss=chosen, options=options, progress=progress
+            task, constraints, refinement, train=train, val=guide, loss=chosen, options=options, progress=progress
         )
         if isinstance(method, str):
             bar.say(f"allocating ({method})")
@@ -164,20 +177,21 @@ def allocate(
         )
         data = train if train is not None else val
         done = ""
-        if proposal.model is model:
-            source = images
-            if source is None and data is not None:
-                source = loader_inputs(data, model, inputs)
-                if source is None and recovery == "none":
+        if weights_digest(proposal.model) == weights_digest(model):
+            if unlabelled is None and (images is not None or data is not None):
+                given = images if images is not None or data is None else loader_inputs(data, model, inputs)
+                if given is not None or recovery != "none":
+                    unlabelled = unlabelled_set(model, inputs, given, seed=seed, listener=bar.say)
+                elif data is not None:
                     recalibrate(found.model, data, loss=chosen)
-            done = recover_network(problem, found, source, recovery, lambda what, share: bar.say(what, share))
+            done = recover_network(problem, found, unlabelled, recovery, bar.say, labelled=data is not None)
         elif data is not None:
             recalibrate(found.model, data, loss=chosen)
         check_finite_weights(found.model, "the pruned network")
         check_finite_outputs(found.model, inputs, "the pruned network")
 
         def compare(network: nn.Module) -> Quality:
-            return _quality(model, network, val, train, images, metric, step, inputs, seed, bar)
+            return _quality(model, network, val, train, unlabelled, metric, step, inputs, seed, bar)
 
         networks: dict[str, QuantisedNetwork] = {}
         calibrations: tuple[Calibration, ...] = ()
@@ -316,7 +330,7 @@ def _quality(
     pruned: nn.Module,
     val: Batches | None,
     train: Batches | None,
-    images: Batches | None,
+    unlabelled: UnlabelledSet | None,
     metric: Metric | None,
     step: Step | None,
     inputs: tuple[Any, ...],
@@ -324,9 +338,9 @@ def _quality(
     bar: Bar,
 ) -> Quality:
     """Compare the two networks on the best data there are."""
-    sources: list[tuple[Source, Batches | None]] = [
-        ("validation data", val), ("training data", train), ("images without labels", images),
-    ]  # fmt: skip
+    sources: list[tuple[Source, Batches | None]] = [("validation data", val), ("training data", train)]
+    if unlabelled is not None:
+        sources.append((unlabelled.source, [(part, None) for part in equal_batches(unlabelled.held_out)]))
     for source, data in sources:
         if data is not None:
             return measure_quality(dense, pruned, data, source=source, metric=metric, step=step, listener=bar.say)

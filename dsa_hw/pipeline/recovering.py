@@ -1,40 +1,36 @@
-"""Recovery as a part of an allocation: on which inputs, how far, and only where it helps."""
+"""Recovery as a part of an allocation: how far, and only where it helps."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from dsa_hw.channels import ChannelGroups
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.problem import Problem, Realised
-from dsa_hw.methods.synthetic import synthetic_batch_size, synthetic_inputs
+from dsa_hw.pipeline.unlabelled import UnlabelledSet
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.distillation import distil, distillation_loss
-from dsa_hw.training.recovery import equal_batches, refit, unlabelled
-from dsa_hw.training.synthesis import can_match_statistics, match_statistics
-from dsa_hw.utils.modules import device_of, evaluating
+from dsa_hw.training.recovery import equal_batches, refit
+from dsa_hw.training.workload import measure_workload
+from dsa_hw.utils.modules import evaluating
 from dsa_hw.utils.text import unknown_name
 
 __all__ = ["LEVELS", "check_level", "recover_network"]
 
 _log = logging.getLogger(__name__)
 
-LEVELS: Final = ("none", "refit", "distil")
-"""Nothing; refit the weights that remain; refit and train them on the outputs of the dense network."""
-_IMAGES = 512
-_JUDGE = 0.125  # of the inputs, which the refit does not see: they decide whether it is kept
-_MEMORY = 2**31  # bytes of activations that are kept at once
-_LIVE = 10  # activations of the largest size that both networks keep at once, about
-_SYNTHESIS = 60.0  # seconds
-_STEPS = 40  # of the synthesis of one batch
+LEVELS: Final = ("auto", "none", "refit", "distil")
+"""Distil where there are no labels, else refit; leave the weights as cut; refit them; refit them and train them."""
+_STEPS = 800  # of distillation
+_FEWEST = 40  # below which it is not begun
+_BATCH = 64
+_DISTILLATION = 6e12  # operations of all forward passes: three minutes of two cores
 
 
 def check_level(level: Any) -> str:
@@ -51,124 +47,100 @@ def check_level(level: Any) -> str:
 def recover_network(
     problem: Problem,
     found: Realised,
-    images: Iterable[Any] | None,
+    unlabelled: UnlabelledSet | None,
     level: str,
     listener: Callable[[str, float], None],
+    *,
+    labelled: bool = False,
 ) -> str:
-    """Refit the weights of a pruned network in place, where it brings its outputs closer to the dense network's.
-
-    Without images, inputs are synthesised that match the network's own batch-norm statistics.
+    """Refit or train the weights of a pruned network in place, where it brings it closer to the dense network.
 
     Args:
         problem: The dense network and its channel groups.
         found: The pruned network.
-        images: Inputs of the network, or (inputs, anything); None where there are none.
+        unlabelled: Inputs without labels; None where there are none.
         level: One of `LEVELS`.
         listener: Called with a text and the share that is done.
+        labelled: Whether there are labels, to fine-tune with; "auto" is then "refit", else "distil".
 
     Returns:
         What was done, in a sentence; empty for "none".
     """
-    dense, small = problem.model, found.model
+    if level == "auto":
+        level = "refit" if labelled else "distil"
+    if unlabelled is None:
+        return "" if level == "none" else (
+            "No recovery: without images it needs batch norms with the statistics of trained weights."
+        )  # fmt: skip
+    if unlabelled.is_real:
+        recalibrate(found.model, _pairs(unlabelled.used))
     if level == "none":
-        if images is not None:
-            recalibrate(small, _pairs(images))
         return ""
     begin = time.monotonic()
-    real = images is not None
+    dense, small = problem.model, found.model
+    done = []
     try:
-        inputs = _inputs(problem, images, listener)
-        if inputs is None:
-            return "No recovery: without images it needs batch norms with the statistics of trained weights."
-        kept = _refitted(dense, small, problem.groups, found, inputs, real, problem.seed, listener)
-        steps = 0
-        if level == "distil":
-            steps = distil(
-                small, dense, [inputs if len(inputs) > 1 else inputs[0]], limit=len(inputs[0]), seed=problem.seed,
-                batch_statistics=real, listener=listener,
-            )  # fmt: skip
+        if _kept(dense, small, unlabelled, lambda new: _refit(problem, found, new, unlabelled, listener)):
+            done.append("refitted")
+        steps = _distillation_steps(problem) if level == "distil" else 0
+        if steps and _kept(
+            dense, small, unlabelled, lambda new: _distil(problem, new, unlabelled, steps, listener)
+        ):  # fmt: skip
+            done.append("distilled")
     except DsaError as error:
         _log.warning("The network was not recovered: %s", error)
-        if images is not None:
-            recalibrate(small, _pairs(images))
         return f"No recovery: {error}"
-    kind = "images" if real else "synthetic inputs that match the batch-norm statistics"
-    done = " and ".join([*(["refitted"] if kept else []), *(["distilled"] if steps else [])])
-    seconds = time.monotonic() - begin
+    count = len(unlabelled.used[0])
+    kind = "images" if unlabelled.is_real else "synthetic inputs that match the batch-norm statistics"
     if not done:
-        return f"Weights left as cut: refitting on {len(inputs[0])} {kind} did not help."
-    return f"Weights {done} on {len(inputs[0])} {kind} in {seconds:.0f} s, without labels."
+        return f"Weights left as cut: refitting on {count} {kind} did not help."
+    seconds = time.monotonic() - begin
+    return f"Weights {' and '.join(done)} on {count} {kind} in {seconds:.0f} s, without labels."
 
 
-def _pairs(images: Iterable[Any]) -> Iterable[Any]:
+def _pairs(inputs: tuple[Tensor, ...]) -> list[Any]:
     """Return batches as (inputs, targets), which `recalibrate` expects."""
-    for batch in images:
-        yield batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, torch.zeros(()))
+    return [(x if len(x) > 1 else x[0], torch.zeros(())) for x in equal_batches(inputs)]
 
 
-def _inputs(
-    problem: Problem, images: Iterable[Any] | None, listener: Callable[[str, float], None]
-) -> tuple[Tensor, ...] | None:
-    dense = problem.model
-    limit = min(_IMAGES, max(_MEMORY // (4 * _LIVE * _largest(dense, problem.example_inputs)), 16))
-    if images is not None:
-        return unlabelled(images, limit, device_of(dense))
-    if not can_match_statistics(dense) or len(problem.example_inputs) != 1:
-        return None
-    size = min(2 * synthetic_batch_size(problem.example_inputs), limit)
-    batches: list[Tensor] = []
-    begin = time.monotonic()
-    source = synthetic_inputs(problem.example_inputs, size, problem.seed, device_of(dense))
-    for (start,) in itertools.islice(source, limit // size):
-        share = max(len(batches) * size / limit, (time.monotonic() - begin) / _SYNTHESIS)
-        if share >= 1 and batches:
-            break
-        listener("synthesising inputs", min(share, 1.0))
-        batches += match_statistics(dense, [start], steps=_STEPS, seed=problem.seed + len(batches))
-    return (torch.cat(batches),)
-
-
-@torch.no_grad()
-def _largest(model: nn.Module, inputs: tuple[Any, ...]) -> int:
-    """Return the largest number of values in a module's output, for one example."""
-    found = [1]
-
-    def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        if isinstance(outputs, Tensor):
-            found.append(outputs.numel() // max(len(outputs) if outputs.ndim else 1, 1))
-
-    handles = [m.register_forward_hook(hook) for m in model.modules()]
-    try:
-        with evaluating(model):
-            model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return max(found)
-
-
-def _refitted(
-    dense: nn.Module,
-    small: nn.Module,
-    groups: ChannelGroups,
+def _refit(
+    problem: Problem,
     found: Realised,
-    inputs: tuple[Tensor, ...],
-    real: bool,
-    seed: int,
+    new: nn.Module,
+    unlabelled: UnlabelledSet,
     listener: Callable[[str, float], None],
-) -> bool:
-    """Refit a copy, and keep it if its outputs on other inputs are closer to the dense network's than without it."""
-    apart = max(int(_JUDGE * len(inputs[0])), 1)
-    used, others = tuple(x[:-apart] for x in inputs), tuple(x[-apart:] for x in inputs)
-    if not len(used[0]):
-        return False
-    new = copy.deepcopy(small)
+) -> None:
     refit(
-        new, dense, groups, found.kept, equal_batches(used), seed=seed,
+        new, problem.model, problem.groups, found.kept, equal_batches(unlabelled.used), seed=problem.seed,
         listener=lambda layer, done: listener(f"refitting {layer}", done),
     )  # fmt: skip
-    if real:
-        recalibrate(small, [(x if len(x) > 1 else x[0], torch.zeros(())) for x in equal_batches(used)])
+
+
+def _distil(
+    problem: Problem,
+    new: nn.Module,
+    unlabelled: UnlabelledSet,
+    steps: int,
+    listener: Callable[[str, float], None],
+) -> None:
+    used = unlabelled.used
+    distil(
+        new, problem.model, [used if len(used) > 1 else used[0]], steps=steps, limit=len(used[0]), batch_size=_BATCH,
+        batch_statistics=False, seed=problem.seed, listener=listener,
+    )  # fmt: skip
+
+
+def _distillation_steps(problem: Problem) -> int:
+    """Return how many steps take some minutes; it depends on the network alone, so that a seed gives one result."""
+    steps = int(_DISTILLATION / (_BATCH * measure_workload(problem.model, problem.example_inputs).operations))
+    return 0 if steps < _FEWEST else min(steps, _STEPS)
+
+
+def _kept(dense: nn.Module, small: nn.Module, unlabelled: UnlabelledSet, change: Callable[[nn.Module], None]) -> bool:
+    """Change a copy, and keep it if its outputs on held-out inputs are closer to the dense network's."""
+    new = copy.deepcopy(small)
+    change(new)
+    others = unlabelled.held_out
     with torch.no_grad(), evaluating(dense), evaluating(small), evaluating(new):
         wanted = dense(*others)
         before, after = (float(distillation_loss(network(*others), wanted)) for network in (small, new))

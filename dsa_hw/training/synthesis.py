@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["can_match_statistics", "match_statistics"]
+__all__ = ["can_match_statistics", "match_statistics", "statistics_distance"]
 
 _LR = 0.1
 _LABELS, _VARIATION = 0.1, 0.01  # weights of the terms besides the statistics
@@ -57,6 +57,14 @@ def _statistics(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def statistics_distance(model: nn.Module, inputs: Tensor) -> float:
+    """Return how far the statistics of inputs are from those that a network stores, summed over its batch norms."""
+    with evaluating(model), _statistics(model) as found:
+        model(inputs)
+    return float(torch.stack(found).sum())
 
 
 def match_statistics(

@@ -5,19 +5,22 @@ loaders         what is learnt
 =============== =====================================================================================================
 train (and val) Weights and keep ratios together, as in Alg. 1 of the paper; the proposal has the adapted weights.
 val only        Keep ratios; weights stay, and batch norms use the statistics of each batch.
-neither         Keep ratios, from synthetic inputs with the outputs of the dense network as targets.
+neither         Keep ratios, from random inputs with the outputs of the dense network as targets.
 =============== =====================================================================================================
 
 With frozen weights the result depends on masks that are soft for the same share of every group's channels and sharp
 enough to have an effect behind a batch norm, on batch statistics under the masks, on a gradient that is averaged over
 steps and weighed against the cost of each group, and on a budget that falls slowly (docs/guide/allocation.md;
-ablation in docs/benchmarks/cifar10.md). With labelled data, channels are ranked by `dsa_hw.methods.dsa.fisher`.
+ablation in docs/benchmarks/cifar10.md). With a ``val`` loader, channels are ranked by `dsa_hw.methods.dsa.fisher`.
+Where there are images without labels, or inputs synthesised from batch-norm statistics, `dsa_hw.allocate` makes them a
+``val`` loader whose targets are the dense network's own answers.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
@@ -29,7 +32,7 @@ from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.dsa.trainer import Trainer
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method
-from dsa_hw.methods.synthetic import output_distance, synthetic_batch_size, synthetic_batches
+from dsa_hw.methods.synthetic import output_distance, perturbed, synthetic_batch_size, synthetic_batches
 from dsa_hw.training.loaders import RepeatingLoader, length_of
 from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import unknown_name
@@ -92,7 +95,9 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
     if problem.val is not None:
         batches = RepeatingLoader(problem.val, "val")
         if importance == "auto":
-            first = itertools.islice(batches, _FISHER_BATCHES)
+            first: Iterable[Any] = itertools.islice(batches, _FISHER_BATCHES)
+            if loss is output_distance:  # the dense network's own outputs as targets
+                first = perturbed(first, problem.seed)
             found = fisher(model, problem.groups, first, loss, precision=options["precision"])
             importance = lambda *_: found  # noqa: E731
     else:

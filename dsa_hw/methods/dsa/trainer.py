@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from budgets.notation import BudgetLike
@@ -35,18 +35,22 @@ from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.training.finetune import defer_interrupt, interruption, one_cycle, trainable_parameters
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
 from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
-from dsa_hw.training.losses import Loss, Step, autocast, chosen_loss
+from dsa_hw.training.losses import Loss, Step, autocast, checked_loss, chosen_loss
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.training.origins import Origin, read_state, write_state
+from dsa_hw.training.recovery import equal_batches, refit, unlabelled
 from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss
+from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.files import write_text
-from dsa_hw.utils.modules import check_finite_weights, device_of
+from dsa_hw.utils.modules import check_finite_weights, device_of, evaluating
 from dsa_hw.utils.text import one_line
 
 __all__ = ["Trained", "Trainer"]
 
 _log = logging.getLogger(__name__)
+
+_REFIT_IMAGES = 512  # validation images, without their labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,15 +250,48 @@ class Trainer:
         return realise(problem, proposal)
 
     def _prune(self) -> None:
+        """Cut the network; where that raises the loss, refit its layers. Momentum stays with weights that are kept."""
         found = self._realise()
         dense, before = self._plain, self._optimiser
+        refitted = self._refit(dense, found)
         self.kept = found.kept
         self._network, self._optimiser = self._prepared(found.model)
+        if refitted:
+            return
         slices = self.groups.slices(found.kept)
         cuts = {old: slices[name] for name, old in dense.named_parameters(remove_duplicate=False) if name in slices}
         for old, new in zip(dense.parameters(), found.model.parameters(), strict=True):
             if (momentum := before.state.get(old, {}).get("momentum_buffer")) is not None:
                 self._optimiser.state[new]["momentum_buffer"] = narrow(momentum, cuts.get(old, {}))
+
+    def _refit(self, dense: nn.Module, found: Realised) -> bool:
+        """Refit the layers of the pruned network to the outputs of the whole one, where it lowers the loss.
+
+        Weights that were trained under hard masks are those of the pruned network already: the whole one has a higher
+        loss then, and there is nothing to recover. Under the sampled masks of the paper there is.
+        """
+        device = device_of(dense)
+        batches = [on_device(next(self.val), device)]
+        if not isinstance(batches[0][0], Tensor):
+            return False
+
+        def loss(network: nn.Module) -> float:
+            with torch.no_grad(), evaluating(network):
+                return float(checked_loss(network, batches[0], self.loss))
+
+        as_cut = loss(found.model)
+        if loss(dense) >= as_cut:
+            return False
+        while sum(len(x) for x, _ in batches) < _REFIT_IMAGES and len(batches) < length_of(self.val.loader):
+            batches.append(on_device(next(self.val), device))
+        inputs = unlabelled(batches[1:] or batches, _REFIT_IMAGES, device)
+        fitting = measure_workload(dense, tuple(x[:1] for x in inputs)).fitting
+        new = copy.deepcopy(found.model)
+        refit(new, dense, self.groups, found.kept, equal_batches(tuple(x[:fitting] for x in inputs)))
+        if loss(new) >= as_cut:
+            return False
+        found.model.load_state_dict(new.state_dict())
+        return True
 
     @property
     def _first(self) -> bool:

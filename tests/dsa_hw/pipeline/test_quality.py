@@ -231,7 +231,7 @@ def test_an_allocation_with_data_has_both_accuracies(
     assert str(result.quality) in repr(result)
     assert allocate(net, half, train=labelled, **more).quality.source == "training data"
     images = allocate(net, half, images=[x for x, _ in labelled], **more).quality
-    assert (images.source, images.measure, images.inputs) == ("images without labels", AGREEMENT, 64)
+    assert (images.source, images.measure, images.inputs) == ("images without labels", AGREEMENT, 8), "an eighth"
 
 
 def test_verification_measures_the_quality_again_where_there_are_data(

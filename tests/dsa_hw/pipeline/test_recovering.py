@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 import dsa_hw
 from dsa_hw.errors import DsaError
 from dsa_hw.pipeline import recovering
+from dsa_hw.pipeline import unlabelled as inputs_without_labels
+from dsa_hw.training import workload
 
 
 def trained() -> tuple[nn.Module, torch.Tensor]:
@@ -26,6 +29,14 @@ def trained() -> tuple[nn.Module, torch.Tensor]:
     for _ in range(40):
         model(images)
     return model.eval(), images
+
+
+@pytest.fixture(autouse=True)
+def small_and_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short recoveries, and a cache of each test's own."""
+    monkeypatch.setenv("DSA_HW_CACHE", str(tmp_path))
+    monkeypatch.setattr(inputs_without_labels, "_IMAGES", 128)
+    monkeypatch.setattr(recovering, "_STEPS", 100)
 
 
 def allocate(model: nn.Module, **options: Any) -> dsa_hw.Allocation:
@@ -57,13 +68,12 @@ def test_inputs_of_a_loader_are_used_and_the_result_says_so() -> None:
     with torch.no_grad():
         labels = model(images).argmax(1)
     result = allocate(model, val=[(images[:64], labels[:64]), (images[64:], labels[64:])])
-    assert "Weights refitted on 96 images" in result.recovery
+    assert "Weights refitted on 84 images" in result.recovery
     assert result.recovery in repr(result)
     assert distance(result.model, model, images) < distance(allocate(model, recovery="none").model, model, images)
 
 
-def test_inputs_are_synthesised_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovering, "_IMAGES", 128)
+def test_inputs_are_synthesised_where_there_are_none() -> None:
     model, images = trained()
     result = allocate(model)
     assert "synthetic inputs that match the batch-norm statistics" in result.recovery
@@ -89,6 +99,7 @@ def test_weights_stay_as_cut_where_refitting_does_not_help(monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr(recovering, "refit", spoil)
+    monkeypatch.setattr(recovering, "distil", spoil)
     result = allocate(model, images=[images])
     assert "did not help" in result.recovery
     assert all(bool((p != 0).any()) for p in result.model.parameters() if p.ndim > 1)
@@ -96,10 +107,31 @@ def test_weights_stay_as_cut_where_refitting_does_not_help(monkeypatch: pytest.M
 
 def test_memory_limits_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = trained()
-    monkeypatch.setattr(recovering, "_MEMORY", 4 * recovering._LIVE * 24 * 64 * 20)  # of twenty images
-    assert "on 20 images" in allocate(model, images=[images]).recovery
+    monkeypatch.setattr(workload, "_MEMORY", 4 * workload._LIVE * 24 * 64 * 20)  # of twenty images
+    assert "on 20 images" in allocate(model, images=[images], recovery="refit").recovery
 
 
 def test_unknown_level_is_refused() -> None:
-    with pytest.raises(DsaError, match=r"Unknown recovery 'all'. Available levels of recovery: distil, none, refit\."):
+    with pytest.raises(
+        DsaError, match=r"Unknown recovery 'all'. Available levels of recovery: auto, distil, none, refit\."
+    ):
         allocate(trained()[0], recovery="all")
+
+
+def test_default_trains_weights_only_where_there_are_no_labels() -> None:
+    model, images = trained()
+    with torch.no_grad():
+        labels = model(images).argmax(1)
+    assert "refitted and distilled" in allocate(model, images=[images]).recovery
+    assert "distilled" not in allocate(model, val=[(images, labels)]).recovery
+    assert "distilled" not in allocate(model, images=[images], recovery="refit").recovery
+
+
+def test_resumed_allocation_is_recovered_too(tmp_path: Path) -> None:
+    """The network of a proposal on disk is a copy with the same weights."""
+    model, images = trained()
+    more = {"images": [images], "method": "dsa", "options": {"steps": 6}, "recovery": "refit", "out": tmp_path / "out"}
+    one, two = allocate(model, **more), allocate(model, **more)
+    assert "Weights refitted" in one.recovery
+    assert "Weights refitted" in two.recovery
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))

@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dsa_hw.channels import masked
+from dsa_hw.channels import masked, shrink
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.dsa.trainer import Trainer
+from dsa_hw.methods.problem import Realised
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.training.teachers import Teacher
@@ -213,7 +215,8 @@ def test_a_network_with_bad_weights_is_not_trained(bad: float) -> None:
         trainer(model)
 
 
-def test_momentum_goes_through_the_cut_with_the_kept_channels() -> None:
+def test_momentum_goes_through_the_cut_with_the_kept_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "_refit", lambda *_: False)
     torch.manual_seed(0)
     one = trainer(Small())
     while one.step < one.allocation_end:
@@ -248,3 +251,26 @@ def test_weights_learn_from_a_teacher(tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(TrainingError, match="teacher="):
         trainer(Small(), folder=tmp_path)
+
+
+def test_layers_are_refitted_at_the_cut_where_it_lowers_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are not trained under masks lose by the cut; nothing is refitted where the cut loses nothing."""
+    one = trainer(trained(), share=0.3, val=batches(6, seed=5))
+    sizes = one.groups.sizes.tolist()
+
+    def loss(network: nn.Module) -> float:
+        with torch.no_grad():
+            return sum(float(nn.functional.cross_entropy(network.eval()(x), y)) for x, y in batches(4, seed=11))
+
+    def cut(share: float) -> Realised:
+        kept = [np.arange(max(round(share * size), 1)) for size in sizes]
+        return Realised(np.array([len(k) for k in kept]), kept, shrink(one.dense, one.groups, kept))
+
+    found = cut(0.3)
+    as_cut = loss(found.model)
+    assert as_cut > loss(one.dense)
+    monkeypatch.setattr(one, "_realise", lambda: found)
+    one._prune()
+    assert loss(one._plain) < as_cut
+    assert not one._optimiser.state, "the momentum of other weights"
+    assert not one._refit(one.dense, cut(1.0))
