@@ -2,7 +2,8 @@
 
 The loss compares outputs (Hinton et al. 2015): for logits (N, classes) the Kullback-Leibler divergence at a
 temperature, for everything else the squared difference over the variance of the dense network's outputs. Images are
-flipped and shifted at random, so that a few hundred of them last longer.
+flipped, shifted and, in every second step, mixed in pairs at random, so that a few hundred of them last longer: the
+dense network answers for a mixture too (Wang et al. 2020, active mixup).
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def distil(
                     _LR * min((made + 1) / 20, 1.0) * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * share)).item())
                 )
             chosen = torch.randperm(count, generator=generator)[:size]
-            batch = _varied(tuple(x[chosen.to(x.device)] for x in inputs), generator)
+            batch = _varied(tuple(x[chosen.to(x.device)] for x in inputs), generator, mixed=made % 2 == 1)
             with torch.no_grad():
                 wanted = dense(*batch)
             loss = distillation_loss(small(*batch), wanted)
@@ -129,8 +130,8 @@ def distil(
     return made
 
 
-def _varied(batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Flip and shift a batch of images at random; other inputs stay as they are."""
+def _varied(batch: tuple[Tensor, ...], generator: torch.Generator, mixed: bool) -> tuple[Tensor, ...]:
+    """Flip, shift and, if ``mixed``, mix a batch of images at random; other inputs stay as they are."""
     if len(batch) != 1 or batch[0].ndim != 4 or not batch[0].is_floating_point():
         return batch
     (x,) = batch
@@ -139,4 +140,8 @@ def _varied(batch: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tens
     reach = [min(side // _SHIFT, side - 1) for side in x.shape[2:]]
     padded = functional.pad(x, (reach[1], reach[1], reach[0], reach[0]), mode="reflect")
     row, column = (int(torch.randint(2 * r + 1, (1,), generator=generator)) for r in reach)
-    return (padded[:, :, row : row + x.shape[2], column : column + x.shape[3]],)
+    x = padded[:, :, row : row + x.shape[2], column : column + x.shape[3]]
+    if mixed:
+        share = torch.rand((len(x), 1, 1, 1), generator=generator).to(x)
+        x = share * x + (1 - share) * x[torch.randperm(len(x), generator=generator).to(x.device)]
+    return (x,)
