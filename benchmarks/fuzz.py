@@ -564,7 +564,8 @@ def _make_sittings(path: Path) -> None:
     path.unlink(missing_ok=True)
     file = SittingFile(path)
     for i in range(4):
-        file.add("k", Sitting(Estimate(-0.9 + 0.01 * i, 1e-5, 10.0), Estimate(-6.0 + 0.02 * i, 1e-5, 10.0)))
+        ratio, scale = Estimate(-0.9 + 0.01 * i, 1e-5, 10.0), Estimate(-6.0 + 0.02 * i, 1e-5, 10.0)
+        file.add("k", Sitting(ratio, scale, 3600.0 * i))
 
 
 def _read_sittings(path: Path) -> Any:

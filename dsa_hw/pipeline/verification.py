@@ -103,6 +103,8 @@ class Verification:
             lines.append(f"  different device: {self.device}")
         if self.versions:
             lines.append(f"  changed since: {self.versions}")
+        if self.now.verdict == Verdict.INCONCLUSIVE:
+            lines.append("  to decide: verify again after ten minutes or more; every sitting adds to what is known")
         return "\n".join(lines)
 
     def _answer(self) -> str:

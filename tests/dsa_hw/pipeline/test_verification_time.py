@@ -106,3 +106,4 @@ def test_inconclusive_is_said_when_more_of_the_same_sitting_cannot_tell(net: Net
         assert seconds[0] <= machine.now - begin <= seconds[1]
         answer = "Inconclusive: cannot determine whether the certificate of 2026-11-16 still holds.\n"
         assert str(found).startswith(answer)
+        assert str(found).endswith("every sitting adds to what is known"), "and it says what to do"

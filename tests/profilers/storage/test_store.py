@@ -96,7 +96,7 @@ def test_sittings_of_the_user_determine_the_intervals(tmp_path: Path) -> None:
     filled(path).close()
     before = load_profile(path)
     for i in range(8):  # ratios scatter by about 15% between sittings of this network here
-        sitting = Sitting(Estimate(-1.0 + 0.15 * (-1) ** i, 1e-6), Estimate(-4.6, 1e-6))
+        sitting = Sitting(Estimate(-1.0 + 0.15 * (-1) ** i, 1e-6), Estimate(-4.6, 1e-6), 3600.0 * i)
         SittingFile().add(sitting_key("e", "f", [], "quiet"), sitting)
     after = load_profile(path)
     assert after.interval > 3 * before.interval
