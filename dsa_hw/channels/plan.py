@@ -39,20 +39,21 @@ from dsa_hw.utils.documents import Document, SealedDocument, read_document, seal
 from dsa_hw.utils.files import settle_folder, write_text
 from dsa_hw.utils.weights import tensors_digest
 
-__all__ = ["Plan", "PlanDocument", "PrunedNetwork", "apply_plan"]
+__all__ = ["RESULT_FILES", "Plan", "PlanDocument", "PrunedNetwork", "apply_plan"]
 
-_LARGEST: Final = 2**28  # values of one input: 1 GiB in 32 bits, a minute of video
+RESULT_FILES: Final = (
+    "plan.json", "model.safetensors", "model.onnx", "model.int8.onnx", "widths.csv", "rounds.csv", "history.csv",
+    "cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)),
+)  # fmt: skip
+"""Files of a result that belong together. `dsa_hw.pipeline.result.Allocation.save` writes them."""
+
+_LARGEST: Final = 2**28  # values of all inputs: 1 GiB in 32 bits, a minute of video
 
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 _Size = Annotated[int, Field(ge=1, lt=2**31)]
 _Name = Annotated[str, Field(max_length=1000)]
-# Files that this project writes beside a plan. A plan cannot name any other.
-_File = Annotated[
-    str,
-    Field(
-        pattern=r"^(model\.safetensors|model(\.int8)?\.onnx|(widths|rounds|history)\.csv|cost_model(-[2-9])?\.json)$"
-    ),
-]
+# RESULT_FILES beside a plan. A plan cannot name any other.
+_File = Annotated[str, Field(pattern="^(" + "|".join(RESULT_FILES[1:]).replace(".", r"\.") + ")$")]
 
 
 class PrunedNetwork(Document):
@@ -104,8 +105,8 @@ class PlanDocument(SealedDocument):
         for name, size, units in zip(self.names, self.sizes, self.kept, strict=True):
             if not units or units[-1] >= size or any(a >= b for a, b in itertools.pairwise(units)):
                 raise ValueError(f"kept units of {name!r} must be increasing, at least one, from 0 to {size - 1}")
-        if any(math.prod(shape) > _LARGEST for shape in self.inputs):
-            raise ValueError(f"an input must have at most {_LARGEST} values")
+        if sum(math.prod(shape) for shape in self.inputs) > _LARGEST:
+            raise ValueError(f"the inputs must have at most {_LARGEST} values")
         if self.fingerprint != architecture_fingerprint(self.names, self.sizes, self.shapes):
             raise ValueError("the fingerprint does not follow from names, sizes and shapes")
         if self.certificate is not None and self.network is None:
@@ -207,7 +208,7 @@ class Plan:
         Raises:
             PlanError: The file cannot be read, is not a plan, is truncated, was edited, or contradicts itself.
         """
-        settle_folder(Path(path).parent, PlanError)
+        settle_folder(Path(path).parent, RESULT_FILES, PlanError)
         found = read_document(path, PlanDocument, f"plan {path}", error=PlanError)
         return cls(
             names=found.names,

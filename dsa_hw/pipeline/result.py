@@ -13,7 +13,7 @@ from typing import Any, Final
 import pandas as pd
 from torch import nn
 
-from dsa_hw.channels.plan import Plan, PrunedNetwork
+from dsa_hw.channels.plan import RESULT_FILES, Plan, PrunedNetwork
 from dsa_hw.errors import PlanError
 from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
@@ -36,9 +36,7 @@ ONNX: Final = "model.onnx"
 """The pruned network as ONNX, beside its plan."""
 INT8_ONNX: Final = "model.int8.onnx"
 """The pruned network in int8 as ONNX, beside its plan."""
-_COST_MODELS: Final = ("cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)))
-# Of an earlier result, and not of every result: they must not stay beside a plan that they do not belong to.
-_OWNED: Final = (ONNX, INT8_ONNX, *_COST_MODELS)
+_COST_MODELS: Final = tuple(name for name in RESULT_FILES if name.startswith("cost_model"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +166,7 @@ class Allocation:
         folder = Path(folder)
         check_finite_weights(self.model, "the pruned network")
         plan = self.current_plan()
-        with whole_folder(folder, _OWNED) as staging:
+        with whole_folder(folder, RESULT_FILES) as staging:
             write_bytes(staging / WEIGHTS, weights_bytes(self.model.state_dict()))
             tables = {
                 "widths.csv": pd.DataFrame({"width": self.widths, "keep_ratio": self.keep_ratios}),

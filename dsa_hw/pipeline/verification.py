@@ -269,10 +269,11 @@ def pruned_network(model: nn.Module, plan: Plan, inputs: tuple[Any, ...], weight
 def weights_beside(plan: Plan, folder: Path) -> Path | None:
     """Return the weights that were saved beside a plan; None where they are not there.
 
-    The name is always the same: a plan does not choose a path.
+    The name is always the same: a plan does not choose a path. They are left out only where the plan has no hash to
+    compare them with.
     """
     path = folder / WEIGHTS
-    return path if WEIGHTS in plan.files and path.exists() else None
+    return path if path.exists() and (plan.network is not None or WEIGHTS in plan.files) else None
 
 
 def _named(weights: Weights) -> str:

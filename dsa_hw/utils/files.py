@@ -135,7 +135,7 @@ def write_figure(
 
 @contextlib.contextmanager
 def whole_folder(
-    path: str | os.PathLike[str], owned: Collection[str] = (), error: type[DsaError] = FileError
+    path: str | os.PathLike[str], names: Collection[str], error: type[DsaError] = FileError
 ) -> Iterator[Path]:
     """Write files of a folder that belong together: all of them, or none.
 
@@ -146,7 +146,8 @@ def whole_folder(
 
     Args:
         path: The folder; it is made where it does not exist.
-        owned: Names of files that an earlier result may have left. Those that the body does not write are removed.
+        names: Names of all files that may belong together. Those that the body does not write are removed, because an
+            earlier result left them.
         error: The class to raise where the operating system refuses.
 
     Yields:
@@ -159,32 +160,45 @@ def whole_folder(
     with _explained(path, error):
         path.mkdir(parents=True, exist_ok=True)
         with locked(path / "folder", error):
-            _settle(path)
+            _settle(path, names)
             for leftover in path.glob(f"{_STAGING}*"):  # of a process that was killed: we have the lock
                 shutil.rmtree(leftover, ignore_errors=True)
             staging = Path(tempfile.mkdtemp(dir=path, prefix=_STAGING))
             try:
                 yield staging
-                names = {entry.name for entry in staging.iterdir()}
-                write_text(staging / _REMOVED, json.dumps(sorted(set(owned) - names)), error)
-                for entry in (*staging.rglob("*"), staging):
+                written = _checked_names(staging, names)
+                for name in written:
+                    if (path / name).is_dir():  # before the switch, which could not be completed
+                        raise OSError(errno.EISDIR, f"{name} in it is a folder")
+                write_text(staging / _REMOVED, json.dumps(sorted(set(names) - set(written))), error)
+                for entry in (*staging.iterdir(), staging):
                     _flush(entry)
                 os.rename(staging, path / _SWITCH)
-                _settle(path)
+                _settle(path, names)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
 
 
-def settle_folder(path: str | os.PathLike[str], error: type[DsaError] = FileError) -> None:
+def settle_folder(
+    path: str | os.PathLike[str], names: Collection[str], error: type[DsaError] = FileError
+) -> None:
     """Complete a `whole_folder` that was interrupted; does nothing where there is none.
 
+    The folder may come from a stranger: no file is moved, replaced or removed but those of ``names``.
+
+    Args:
+        path: The folder.
+        names: As for `whole_folder`.
+        error: The class to raise.
+
     Raises:
-        DsaError: The folder must be completed and cannot be written; of class ``error``.
+        DsaError: The folder must be completed and cannot be written, or the interrupted write is not one of ours; of
+            class ``error``.
     """
     path = Path(path)
     if os.path.lexists(path / _SWITCH):
         with _explained(path, error), locked(path / "folder", error):
-            _settle(path)
+            _settle(path, names)
 
 
 def append_line(path: str | os.PathLike[str], line: str, error: type[DsaError] = FileError) -> None:
@@ -201,7 +215,8 @@ def append_line(path: str | os.PathLike[str], line: str, error: type[DsaError] =
         DsaError: The line cannot be written; of class ``error``.
     """
     with _explained(Path(path), error):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        # Appending: where the file system has no locks, a line is still written behind all others.
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             with _file_lock(descriptor):
                 end = os.lseek(descriptor, 0, os.SEEK_END)
@@ -209,13 +224,14 @@ def append_line(path: str | os.PathLike[str], line: str, error: type[DsaError] =
                     if end:
                         os.lseek(descriptor, end - 1, os.SEEK_SET)
                         line = line if os.read(descriptor, 1) == b"\n" else f"\n{line}"
-                        os.lseek(descriptor, end, os.SEEK_SET)
                     _write_all(descriptor, f"{line}\n".encode())
                     os.fsync(descriptor)
                 except BaseException:
                     with contextlib.suppress(OSError):
                         os.ftruncate(descriptor, end)
                     raise
+                if not end:  # perhaps new: its name too
+                    _flush(Path(path).parent)
         finally:
             os.close(descriptor)
 
@@ -325,7 +341,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _settle(path: Path) -> None:
+def _settle(path: Path, names: Collection[str]) -> None:
     """Move the files of a complete switch to their places; the caller has the lock."""
     switch = path / _SWITCH
     try:
@@ -334,34 +350,31 @@ def _settle(path: Path) -> None:
         return
     if not stat.S_ISDIR(kind):  # never a link, which would move files of another folder
         raise OSError(errno.ENOTDIR, f"{_SWITCH} in it is not a folder; delete it")
-    names = _removed(switch)
-    for entry in switch.iterdir():
-        if entry.name == _REMOVED:
-            continue
-        _remove(path / entry.name, only_folder=True)
-        os.replace(entry, path / entry.name)
-    for name in names:
-        _remove(path / name)
+    moved, removed = _checked_names(switch, names), _removed(switch, names)
+    for name in moved:
+        os.replace(switch / name, path / name)
+    for name in removed:
+        (path / name).unlink(missing_ok=True)
     _flush(path)
     shutil.rmtree(switch)
 
 
-def _removed(switch: Path) -> list[str]:
+def _checked_names(folder: Path, names: Collection[str]) -> list[str]:
+    """Return the names of the files of a folder, which must be regular files with known names."""
+    found = [entry for entry in folder.iterdir() if entry.name != _REMOVED]
+    for entry in found:
+        if entry.name not in names or not stat.S_ISREG(os.lstat(entry).st_mode):
+            raise OSError(errno.EINVAL, f"{folder.name} in it has a foreign file, {entry.name!r}; delete {folder.name}")
+    return [entry.name for entry in found]
+
+
+def _removed(switch: Path, names: Collection[str]) -> list[str]:
     try:
-        names = json.loads((switch / _REMOVED).read_bytes())
+        found = json.loads((switch / _REMOVED).read_bytes())
     except (OSError, ValueError, RecursionError):  # the last thing of a settled folder that was removed
         return []
-    if not isinstance(names, list):
-        return []
-    # Plain names of this folder, whoever wrote the list.
-    return [name for name in names if isinstance(name, str) and Path(name).name == name and name != ".."]
-
-
-def _remove(path: Path, only_folder: bool = False) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif not only_folder:
-        path.unlink(missing_ok=True)
+    # Only of known names, whoever wrote the list.
+    return [name for name in names if name in found] if isinstance(found, list) else []
 
 
 def _acquire(lock: Path) -> Callable[[], None] | None:
@@ -371,11 +384,10 @@ def _acquire(lock: Path) -> Callable[[], None] | None:
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process that had the lock has removed its file: this is a lock of nothing.
-        if not os.path.exists(lock) or not os.path.samestat(os.fstat(descriptor), os.stat(lock)):
-            os.close(descriptor)
-            return None
-    except BlockingIOError:
+        if not os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+            raise FileNotFoundError
+    except (BlockingIOError, FileNotFoundError):
+        # Another process has the lock, or had it and has removed its file: then this is a lock of nothing.
         os.close(descriptor)
         return None
     except OSError as error:

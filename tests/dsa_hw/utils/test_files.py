@@ -151,7 +151,7 @@ def _save_safely(path: Path) -> None:
 
 
 def _save_folder(path: Path) -> None:
-    with whole_folder(path, ["model.pt"], PlanError) as folder:
+    with whole_folder(path, ["a.json", "rows.jsonl", "model.pt"], PlanError) as folder:
         write_bytes(folder / "a.json", b"new", PlanError)
         write_bytes(folder / "rows.jsonl", b"x" * 100_000, PlanError)
 
@@ -187,7 +187,7 @@ folder = sys.argv[1]
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 def save():
-    with files.whole_folder(folder): pass
+    with files.whole_folder(folder, []): pass
 def lock():
     with files.locked(f"{folder}/a"): pass
 writers = [lambda: files.write_text(f"{folder}/a", "x"), lambda: files.append_line(f"{folder}/b", "x"), save, lock]
@@ -241,30 +241,31 @@ class _FailingCall:
         return call
 
 
+_RESULT = ("plan", "weights", "table", "extra")
+
+
 def _write_generation(folder: Path, name: str) -> None:
     """Write the generation ``name`` of a folder by each way of writing."""
     write_text(folder / "single", name * 10)
     append_line(folder / "lines", name * 10)
-    with whole_folder(folder / "result", ["extra"]) as staging:
-        for part in ("plan", "weights", *(["extra"] if name == "old" else [])):
+    with whole_folder(folder / "result", _RESULT) as staging:
+        for part in _RESULT if name == "old" else _RESULT[:-1]:
             write_text(staging / part, name * 10)
-        (staging / "tables").mkdir()
-        write_text(staging / "tables" / "a.csv", name * 10)
     with locked(folder / "counter"):
         write_text(folder / "counter", name * 10)
 
 
 def _is_whole(folder: Path) -> None:
     """Assert that every file of the folder has one generation, after a reader has settled it."""
-    settle_folder(folder / "result")
+    settle_folder(folder / "result", _RESULT)
     for single in ("single", "counter"):
         assert (folder / single).read_text() in ("old" * 10, "new" * 10)
     lines = (folder / "lines").read_text().splitlines()
     assert lines[:1] == ["old" * 10]
     assert set(lines) <= {"old" * 10, "new" * 10}
     result = {n: c.decode() for n, c in _state(folder / "result").items() if not n.startswith(".")}
-    old = dict.fromkeys(("plan", "weights", "extra", "tables/a.csv"), "old" * 10)
-    new = dict.fromkeys(("plan", "weights", "tables/a.csv"), "new" * 10)
+    old = dict.fromkeys(_RESULT, "old" * 10)
+    new = dict.fromkeys(_RESULT[:-1], "new" * 10)
     kept = {"mine.txt": "mine"}
     assert result in (old | kept, new | kept)
 
@@ -374,18 +375,67 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None
     assert (tmp_path / "lines").read_text() == "one\ntw\nthree\n"
 
 
-def test_settling_never_follows_a_link_or_leaves_the_folder(tmp_path: Path) -> None:
+def test_settling_never_follows_a_link(tmp_path: Path) -> None:
     for name in ("result", "private"):
         (tmp_path / name).mkdir()
-    (tmp_path / "private" / "key").write_text("key")
+    (tmp_path / "private" / "plan").write_text("key")
     (tmp_path / "result" / ".switch").symlink_to(tmp_path / "private")
     with pytest.raises(FileError, match="not a folder"):
-        settle_folder(tmp_path / "result")
-    assert (tmp_path / "private" / "key").exists()
+        settle_folder(tmp_path / "result", _RESULT)
+    assert _state(tmp_path) == {"private/plan": b"key"}
     (tmp_path / "result" / ".switch").unlink()
     (tmp_path / "result" / ".switch").mkdir()
-    names = ["../private/key", "..", ".", "/", str(tmp_path / "private" / "key"), 5]
-    (tmp_path / "result" / ".switch" / ".removed.json").write_text(json.dumps(names))
-    settle_folder(tmp_path / "result")
-    assert (tmp_path / "private" / "key").exists()
-    assert os.listdir(tmp_path / "result") == []
+    (tmp_path / "result" / ".switch" / "plan").symlink_to(tmp_path / "private" / "plan")
+    with pytest.raises(FileError, match="foreign file, 'plan'"):
+        settle_folder(tmp_path / "result", _RESULT)
+    assert not os.path.lexists(tmp_path / "result" / "plan")
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "src", "main.py"])
+def test_settling_replaces_no_other_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("mine")
+    (tmp_path / "mine.txt").write_text("mine")
+    before = _state(tmp_path)
+    (tmp_path / ".switch").mkdir()
+    (tmp_path / ".switch" / name).write_text("stranger")
+    with pytest.raises(FileError, match=f"foreign file, '{name}'"):
+        settle_folder(tmp_path, _RESULT)
+    with pytest.raises(FileError, match="foreign file"), whole_folder(tmp_path, _RESULT):
+        pass
+    shutil.rmtree(tmp_path / ".switch")
+    assert _state(tmp_path) == before
+
+
+def test_settling_removes_no_other_file(tmp_path: Path) -> None:
+    result, private = tmp_path / "result", tmp_path / "private"
+    for folder in (result / ".switch", result / "src", private):
+        folder.mkdir(parents=True)
+    for file in (private / "key", result / "mine.txt", result / "src" / "main.py", result / "extra"):
+        file.write_text("mine")
+    names = ["../private/key", "..", ".", "/", str(private / "key"), 5, "mine.txt", "src", "extra"]
+    (result / ".switch" / ".removed.json").write_text(json.dumps(names))
+    settle_folder(result, _RESULT)
+    assert sorted(_state(tmp_path)) == ["private/key", "result/mine.txt", "result/src/main.py"]
+
+
+def test_a_folder_in_the_place_of_a_file_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "mine.txt").write_text("mine")
+    with pytest.raises(FileError, match="plan in it is a folder"), whole_folder(tmp_path, _RESULT) as staging:
+        write_text(staging / "plan", "new")
+    assert _state(tmp_path) == {"plan/mine.txt": b"mine"}
+
+
+def test_a_lock_that_is_removed_meanwhile_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, times = os.stat, []
+
+    def stat_of(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith(".a.lock") and not times:
+            times.append(1)
+            os.unlink(path)  # by the process that had the lock
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat_of)
+    with locked(tmp_path / "a"):
+        assert times
