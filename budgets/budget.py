@@ -158,6 +158,8 @@ class Budget:
                 raise BudgetError(f"{kind}: a file cannot set the option {name!r}; it can set {allowed}.")
             if isinstance(value, bool) or not isinstance(value, (str, int, float)):
                 raise BudgetError(f"{kind}: {name} must be text or a number; got {value!r}.")
+            if isinstance(value, str) and not value.isprintable():
+                raise BudgetError(f"{kind}: {name} must not have control characters; got {value!r}.")
             if (choices := cls.file_options.get(name)) is not None and value not in choices:
                 raise BudgetError(f"{kind}: a file can set {name} to {', '.join(choices)}; got {value!r}.")
         if missing := [name for name in needed if own.get(name) is None]:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from budgets import regression
 from budgets.conformal import METHODS
 from budgets.provenance import Provenance
-from dsa_hw.utils.documents import Document, SealedDocument
+from dsa_hw.utils.documents import Document, Line, SealedDocument
 
 __all__ = ["CostModelDocument"]
 
@@ -133,8 +133,8 @@ class CostModelDocument(SealedDocument):
     remedy = "Make it with dsa-hw fit."
 
     format: Literal["dsa_hw cost model 3"]
-    name: str
-    why: str
+    name: Line
+    why: Line
     groups: dict[str, _Count] = Field(min_length=1, max_length=10**6)
     provenance: Provenance
     report: dict[str, _Column]

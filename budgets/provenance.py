@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from dsa_hw.utils.documents import Line
+
 __all__ = ["Provenance"]
 
 
@@ -36,7 +38,7 @@ class Provenance:
 
     quantity: Annotated[str, Field(pattern="^(latency|energy)$")]
     unit: Annotated[str, Field(pattern="^(s|J)$")]
-    target: str
+    target: Line
     fingerprint: str | None
     grid: Mapping[str, Annotated[int, Field(ge=1, le=2**20)]]
     environment: Mapping[str, Any]
@@ -45,5 +47,5 @@ class Provenance:
     holdout: Annotated[int, Field(ge=0)]
     dense: Annotated[float, Field(gt=0, le=1e6)] | None
     errors: Mapping[str, float]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Line, ...] = ()
     statistic: str | None = None

@@ -35,7 +35,7 @@ from dsa_hw.channels.reference_output import ReferenceOutput, Sha256, reference_
 from dsa_hw.channels.surgery import first_difference, shrink
 from dsa_hw.errors import PlanError
 from dsa_hw.utils.arrays import Ints
-from dsa_hw.utils.documents import Document, SealedDocument, read_document, sealed
+from dsa_hw.utils.documents import Document, Line, SealedDocument, read_document, sealed
 from dsa_hw.utils.files import settle_folder, write_text
 from dsa_hw.utils.weights import tensors_digest
 
@@ -51,7 +51,6 @@ _LARGEST: Final = 2**28  # values of all inputs: 1 GiB in 32 bits, a minute of v
 
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 _Size = Annotated[int, Field(ge=1, lt=2**31)]
-_Name = Annotated[str, Field(max_length=1000)]
 # RESULT_FILES beside a plan. A plan cannot name any other.
 _File = Annotated[str, Field(pattern="^(" + "|".join(RESULT_FILES[1:]).replace(".", r"\.") + ")$")]
 
@@ -85,10 +84,10 @@ class PlanDocument(SealedDocument):
     remedy: ClassVar[str] = "Make a plan with dsa-hw allocate."
 
     format: Literal["dsa_hw plan 2"]
-    names: tuple[_Name, ...]
+    names: tuple[Line, ...]
     sizes: tuple[_Size, ...]
     kept: tuple[tuple[_Count, ...], ...]
-    shapes: dict[_Name, tuple[_Count, ...]]
+    shapes: dict[Line, tuple[_Count, ...]]
     inputs: tuple[tuple[_Size, ...], ...] = Field(max_length=64)
     fingerprint: Sha256
     certificate: dict[str, JsonValue] | None

@@ -18,14 +18,13 @@ from dsa_hw.pipeline.quantised import Calibration, QuantisationDocument, Variant
 from dsa_hw.pipeline.reading import CONFIDENCE, Reading, Verdict, judge, limit_of, worst_verdict
 from dsa_hw.training.intervals import Interval
 from dsa_hw.units import format_magnitude
-from dsa_hw.utils.documents import Document, read_document
-from dsa_hw.utils.text import one_line, percent
+from dsa_hw.utils.documents import Document, Line, read_document
+from dsa_hw.utils.text import one_line, percent, printable
 
 __all__ = ["Certificate", "CertificateDocument", "Entry", "entry_of"]
 
 _FORMAT: Final = "dsa_hw certificate 4"
 
-_Text = Annotated[str, Field(max_length=2000)]
 _Cost = Annotated[float, Field(ge=0)]
 # What null stands for in a file, where numbers are finite.
 _UNKNOWN: Final = {
@@ -40,9 +39,9 @@ _INTERVALS: Final = ("value", "dense", "drop")  # of a quality
 class EntryDocument(Document):
     """One budget in a certificate; `Entry` describes the fields. Null is a number that is not known or not bounded."""
 
-    asked: _Text
+    asked: Line
     budget: dict[str, JsonValue]
-    dimension: _Text
+    dimension: Line
     limit: Annotated[float, Field(gt=0)] | None
     predicted: _Cost | None
     measured: _Cost | None
@@ -52,14 +51,14 @@ class EntryDocument(Document):
     utilisation: _Cost | None
     least_used: _Cost | None
     most_used: _Cost | None
-    statistic: _Text
+    statistic: Line
     runs: int = Field(ge=0)
-    target: _Text
-    specification: _Text
-    environment: dict[_Text, _Text]
+    target: Line
+    specification: Line
+    environment: dict[Line, Line]
     verdict: Verdict
-    doubt: _Text | None
-    estimated: _Text | None
+    doubt: Line | None
+    estimated: Line | None
     confidence: float = Field(ge=0.5, lt=1)
 
 
@@ -73,7 +72,7 @@ class CertificateDocument(Document):
     entries: tuple[EntryDocument, ...] = Field(min_length=1, max_length=100)
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     measurements: int = Field(ge=0)
-    versions: dict[_Text, _Text]
+    versions: dict[Line, Line]
     quality: QualityDocument
     int8: tuple[QuantisationDocument, ...] = Field(default=(), max_length=100)
 
@@ -246,7 +245,7 @@ class Certificate:
             for name in _INTERVALS:
                 if (found := quality[name]) is not None:
                     quality[name] = {k: v if math.isfinite(v) else None for k, v in found.items()}
-        return content
+        return dict(_printable(content))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any] | None) -> Certificate:
@@ -340,6 +339,15 @@ def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry as JSON data, with null for NaN and infinity."""
     numbers = {name: entry[name] if math.isfinite(entry[name]) else None for name in _UNKNOWN}
     return {**entry, **numbers, "verdict": str(entry["verdict"])}
+
+
+def _printable(value: Any) -> Any:
+    """Return JSON data in which every text is a `Line`."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): _printable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _entry(document: EntryDocument) -> Entry:

@@ -22,7 +22,7 @@ from dsa_hw.training.intervals import Interval, difference_interval, mean_interv
 from dsa_hw.training.loaders import known_length, on_device
 from dsa_hw.training.losses import OwnLoss, Step, checked_loss, logits_of, outputs_of
 from dsa_hw.utils.arrays import Floats
-from dsa_hw.utils.documents import Document
+from dsa_hw.utils.documents import Document, Line
 from dsa_hw.utils.modules import device_of, evaluating, weights_digest
 from dsa_hw.utils.text import first_line, one_line, percent
 
@@ -84,9 +84,9 @@ class QualityDocument(Document):
     max_drop: Annotated[float, Field(ge=0)] | None
     constant: Annotated[float, Field(ge=0, le=1)] | None
     confidence: float = Field(ge=0.5, lt=1)
-    name: str = Field(max_length=200)
+    name: Line
     dense_weights: str = Field(pattern=r"^([0-9a-f]{64})?$")
-    reason: str = Field(max_length=1000)
+    reason: Line
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,9 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         gone = _lost_output()
         if gone and isinstance(error, BrokenPipeError):
             return 0  # the reader of a pipe was closed: `dsa-hw inspect | head`
+        if gone and isinstance(error, OSError):
+            _say(f"{prog}: Cannot write to standard output: {one_line(error.strerror or error)}.")
+            return DsaError.exit_code
         if verbose:
             _log.exception(prog)
         where = _write_traceback(prog, error)

@@ -21,7 +21,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, NoReturn, TypeVar, get_args
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -32,6 +32,7 @@ from dsa_hw.utils.text import one_line
 __all__ = [
     "MAX_BYTES",
     "Document",
+    "Line",
     "SealedDocument",
     "check_seal",
     "parse_json",
@@ -48,6 +49,11 @@ MAX_BYTES: Final = 64 * 2**20
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _INTEGERS: Final = 2**63  # NumPy, SQLite and other languages read 64-bit integers
+
+Line = Annotated[
+    str, Field(max_length=10_000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$")
+]
+"""Text that is printed: without control characters, with which a file could write to other lines of a terminal."""
 
 _Schema = TypeVar("_Schema", bound="Document")
 

@@ -179,9 +179,7 @@ def whole_folder(
                 shutil.rmtree(staging, ignore_errors=True)
 
 
-def settle_folder(
-    path: str | os.PathLike[str], names: Collection[str], error: type[DsaError] = FileError
-) -> None:
+def settle_folder(path: str | os.PathLike[str], names: Collection[str], error: type[DsaError] = FileError) -> None:
     """Complete a `whole_folder` that was interrupted; does nothing where there is none.
 
     The folder may come from a stranger: no file is moved, replaced or removed but those of ``names``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["first_line", "one_line", "percent", "unknown_name"]
+__all__ = ["first_line", "one_line", "percent", "printable", "unknown_name"]
 
 
 def one_line(text: object, limit: int = 300) -> str:
@@ -19,8 +19,17 @@ def one_line(text: object, limit: int = 300) -> str:
     line = " ".join(str(text).split())
     if not line and isinstance(text, BaseException):
         line = type(text).__name__
-    line = "".join(c if c.isprintable() else "?" for c in line)
+    line = printable(line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with a question mark for each control character, which could change what a terminal shows.
+
+    >>> printable("\x1b[2J MET")
+    '?[2J MET'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def first_line(error: BaseException) -> str:

@@ -121,10 +121,13 @@ def checked_archive(path: Path) -> io.BytesIO:
     those that were compared.
 
     Raises:
-        zipfile.BadZipFile: A checksum does not match, or a part is missing; zlib.error where a part is compressed.
+        zipfile.BadZipFile: A checksum does not match, a part is missing, or parts are compressed, which ``torch.save``
+            does not do: a small file could fill the memory.
     """
     copied = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w") as new:
+        if sum(part.file_size for part in archive.infolist()) > path.stat().st_size:
+            raise zipfile.BadZipFile("its parts are larger than the file")
         for part in archive.infolist():
             new.writestr(part.filename, archive.read(part))
     copied.seek(0)

@@ -422,7 +422,7 @@ class Store:
 
     def _environment(self, text: Any) -> dict[str, str]:
         found = self._json(text, "the description of an environment")
-        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()) or "target" not in found:
+        if not isinstance(found, dict) or "target" not in found or not all(map(_is_line, found.values())):
             self._refuse("the description of an environment", text)
         return found
 
@@ -539,6 +539,8 @@ class Store:
         name, text = rows[0]
         if not isinstance(text, str):
             self._refuse("the description of a network", text)
+        if not _is_line(name):
+            self._refuse("the name of a network", name)
         what = f"the description of network {one_line(id, 12)} in {self.path}"
         found = read_document(text.encode(), _NetworkDocument, what, error=StoreError)
         return str(name), json.loads(found.model_dump_json())
@@ -558,6 +560,11 @@ class Store:
         with self._explained("read"):
             cursor = self._connection.execute(f"SELECT * FROM {name}")
             return [c[0] for c in cursor.description[:-1]], [row[:-1] for row in cursor]
+
+
+def _is_line(value: Any) -> bool:
+    """Return whether a value is text that can be printed."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def _extras(part: Samples) -> list[str | None]:

@@ -303,6 +303,30 @@ def test_the_weights_beside_the_plan_are_compared(folder: Path, capsys: pytest.C
     assert "weights: not compared" in capsys.readouterr().out
 
 
+def test_weights_are_compared_where_the_plan_does_not_list_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace(Plan.load(folder / "plan.json"), files={}).save(folder / "plan.json")
+    assert run_saved(folder) == 0
+    assert "weights: as saved" in capsys.readouterr().out
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    assert run_saved(folder) == 2
+    assert "not those of the plan" in capsys.readouterr().err
+
+
+def test_a_plan_does_not_move_or_remove_files_of_its_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "thesis.tex").write_text("mine")
+    (folder / ".switch").mkdir()
+    (folder / ".switch" / ".removed.json").write_text('["thesis.tex"]')
+    assert run_saved(folder) == 0
+    (folder / ".switch").mkdir()
+    (folder / ".switch" / "thesis.tex").write_text("stranger")
+    assert run_saved(folder) == 2
+    assert "foreign file, 'thesis.tex'" in capsys.readouterr().err
+    assert (folder / "thesis.tex").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "widths.csv", "rounds.csv", "history.csv"])
 def test_a_file_of_another_result_is_refused(name: str, folder: Path) -> None:
     with (folder / name).open("ab") as file:
@@ -458,6 +482,37 @@ def test_a_forged_certificate_is_refused(certificate: dict[str, Any], plan: Plan
     with pytest.raises(PlanError):
         Certificate.from_dict(bad.certificate)
     assert run_command(bad, tmp_path) == 2
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J\x1b[1;32mMET", "\nnow: MET", "\x9b2J", "\u202eTEM", "\x7f"])
+def test_a_plan_does_not_write_to_other_lines_of_the_terminal(text: str, plan: Plan, tmp_path: Path) -> None:
+    certificate = dict(plan.certificate or {})
+    quality = {**certificate["quality"], "name": text}
+    latency = {"kind": "LatencyBudget", "amount": "60.0%", "target": text}
+    for bad in (
+        forged(plan, statistic=text),
+        forged(plan, estimated=text),
+        forged(plan, target=text),
+        forged(plan, environment={"cpu": text}),
+        forged(plan, environment={text: "cpu"}),
+        forged(plan, budget=latency, target="torch/cpu fp32 x1"),
+        replace(plan, certificate={**certificate, "quality": quality}),
+        replace(plan, certificate={**certificate, "versions": {"torch": text}}),
+    ):
+        assert run_command(bad, tmp_path) == 2
+
+
+def test_own_certificates_are_printable(plan: Plan) -> None:
+    found = Certificate.from_dict(plan.certificate)
+    entry = replace(found.entries[0], statistic="the\nmedian", environment={"cpu": "Intel  \x1b[1m"})
+    again = Certificate.from_dict(replace(found, entries=(entry,)).to_dict()).entries[0]
+    assert (again.statistic, again.environment) == ("the?median", {"cpu": "Intel  ?[1m"})
+
+
+@pytest.mark.parametrize("inputs", [[[1, 3, 20000, 20000]], [[1, 3, 6000, 6000]] * 3])
+def test_inputs_that_would_fill_the_memory_are_refused(inputs: list[list[int]], plan: Plan) -> None:
+    with pytest.raises(PlanError, match="must have at most"):
+        replace(plan, inputs=tuple(map(tuple, inputs))).save("plan.json")
 
 
 @pytest.mark.parametrize("content", ["x", 5, [], {}], ids=str)

@@ -61,6 +61,15 @@ def test_closed_pipe_ends_without_a_traceback(work: str) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_to_a_full_disk_is_one_line() -> None:
+    code = "from dsa_hw.utils.commands import run_command\nraise SystemExit(run_command('x', lambda: print('text')))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "x: Cannot write to standard output: No space left on device.\n"
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("a\nb"), MemoryError(), RecursionError("deep"), OSError(28, "full")]
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import random
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,19 @@ def test_state_dict_is_found_in_checkpoints(wrapped: Any, tmp_path: Path) -> Non
 def test_prefix_that_the_network_has_itself_stays() -> None:
     model = nn.ModuleDict({"model": nn.Linear(2, 2)})
     load_weights(model, {name: tensor + 1 for name, tensor in model.state_dict().items()}, "the network")
+
+
+def test_a_small_file_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(2**24))
+    assert path.stat().st_size < 2**15
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="larger than the file"):
+        read_weights(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**22
 
 
 def test_what_is_not_a_plain_tensor_is_refused() -> None:
