@@ -356,21 +356,32 @@ def _read_settings(path: Path) -> Any:
 
 
 def _make_rows(path: Path) -> None:
+    from dsa_hw.experiments.compare import ComparisonRowDocument
     from dsa_hw.experiments.run_folder import RunFolder
 
     folder = path.parent / "run"
     shutil.rmtree(folder, ignore_errors=True)
-    run = RunFolder(folder, _SETTINGS)
-    for i in range(3):
-        run.add({"id": f"flops-{i}0%", "limit": 0.5 * i, "accuracy": 0.9, "widths": {"a": 3 + i}, "alpha": [0.5, 0.25]})
+    run = RunFolder(folder, _SETTINGS, ComparisonRowDocument)
+    for i in range(1, 4):
+        row = {
+            "id": f"flops-{i}0%",
+            "kind": "flops",
+            "asked": f"{i}0%",
+            "method": "dsa",
+            "matches": "",
+            "limit": 0.5 * i,
+        }
+        row |= {"verdict": "MET", "accuracy_before": 0.5, "accuracy": 0.9, "epochs": 2.5, "weights": f"{i}" * 64}
+        run.add({**row, "alpha": [0.5, 0.25], "widths": {"a": 3 + i, "b": 2}, "history": "a" * 64})
     shutil.copy(folder / "rows.jsonl", path)
 
 
 def _read_rows(path: Path) -> Any:
+    from dsa_hw.experiments.compare import ComparisonRowDocument
     from dsa_hw.experiments.run_folder import RunFolder
 
     folder = path.parent / "run"
-    run = RunFolder(folder, _SETTINGS)
+    run = RunFolder(folder, _SETTINGS, ComparisonRowDocument)
     shutil.copy(path, folder / "rows.jsonl")
     found = sorted(json.dumps(row, sort_keys=True) for row in run.rows().values())
     return _all_or_again(found, "rows")

@@ -8,7 +8,10 @@ from pathlib import Path
 from budgets.model_document import CostModelDocument
 from budgets.technology_document import TechnologyDocument
 from dsa_hw.channels.plan import PlanDocument
-from dsa_hw.experiments.run_folder import RunFileDocument, RunRowDocument
+from dsa_hw.experiments.compare import ComparisonRowDocument
+from dsa_hw.experiments.front import SweepRowDocument
+from dsa_hw.experiments.minimize import MinimumRowDocument
+from dsa_hw.experiments.run_folder import RunFileDocument
 from dsa_hw.pipeline.certificate import CertificateDocument
 from dsa_hw.utils.documents import Document
 
@@ -16,8 +19,10 @@ SCHEMAS: dict[str, type[Document]] = {
     "certificate": CertificateDocument,
     "cost-model": CostModelDocument,
     "plan": PlanDocument,
+    "comparison-row": ComparisonRowDocument,
+    "minimum-row": MinimumRowDocument,
     "run-file": RunFileDocument,
-    "run-row": RunRowDocument,
+    "sweep-row": SweepRowDocument,
     "technology": TechnologyDocument,
 }
 """Name of the format -> class; each becomes ``docs/reference/schemas/NAME.schema.json``."""

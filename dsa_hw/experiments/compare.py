@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
+from pydantic import ConfigDict, Field
 from torch import nn
 
 import budgets as cost_models
@@ -25,12 +26,13 @@ from budgets import Budget, LatencyBudget
 from budgets.budget import CountedBudget
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.channels.plan import Plan
+from dsa_hw.channels.reference_output import Sha256
 from dsa_hw.errors import BudgetError, DsaError, MeasurementError, ModelError
 from dsa_hw.experiments.dense import named_data, named_model, pin_cost, question_of, rewind, train, train_dense
 from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.experiments.report import write
 from dsa_hw.experiments.report.collect import ReportInputs, collect
-from dsa_hw.experiments.run_folder import RunFolder, slug
+from dsa_hw.experiments.run_folder import RunFolder, RunRowDocument, Share, slug
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.costs import CostSet
@@ -44,15 +46,18 @@ from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Reading, Verdict, judge
 from dsa_hw.pipeline.recovering import recover_network
 from dsa_hw.pipeline.refinement import best_candidate, find_network
+from dsa_hw.pipeline.result import file_digest
 from dsa_hw.pipeline.unlabelled import unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.utils.arrays import Ints
-from dsa_hw.utils.files import write_text
+from dsa_hw.utils.documents import Line
+from dsa_hw.utils.files import only_process, write_text
 from dsa_hw.utils.inputs import as_path
-from dsa_hw.utils.modules import check_finite_weights, weights_digest
+from dsa_hw.utils.modules import check_finite_weights, load_weights, weights_digest
 from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.random_state import random_state_kept
+from dsa_hw.utils.text import one_line
 from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
 
@@ -60,7 +65,7 @@ if TYPE_CHECKING:
     from dsa_hw.zoo.data import Data
     from profilers.targets import Target
 
-__all__ = ["compare"]
+__all__ = ["ComparisonRowDocument", "compare"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +118,7 @@ def compare(
         MeasurementError: Latencies cannot be trusted; what was trained stays in ``out``.
     """
     folder = None if out is None else as_path(out, "out")
-    with tempfile.TemporaryDirectory() as spare, random_state_kept():
+    with tempfile.TemporaryDirectory() as spare, random_state_kept(), only_process(folder):
         run = _ComparisonRun(
             model, data, list(budgets), resolve(target), methods, dict(options or {}),
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
@@ -123,6 +128,42 @@ def compare(
         if out is None:
             table.attrs.pop("report")
         return table
+
+
+class ComparisonRowDocument(RunRowDocument):
+    """A finished network of a comparison.
+
+    Attributes:
+        kind: The key of its budget.
+        asked: The amount of its budget.
+        method: The method that allocated it.
+        matches: The id of the network whose latency it was brought to; "" for others.
+        limit: The limit in base units.
+        verdict: Of its own measurement; "" where it was brought to the latency of another one.
+        accuracy_before: On the test images, before fine-tuning.
+        accuracy: After it.
+        epochs: Of training after the dense network.
+        weights: SHA-256 of the weights in ``networks/``.
+        alpha: Keep ratios that were proposed.
+        widths: Width of each channel group.
+        history: SHA-256 of its file in ``histories/``; null where there is none.
+    """
+
+    model_config = ConfigDict(title="dsa_hw comparison row", extra="forbid")
+
+    kind: Line
+    asked: Line
+    method: Line
+    matches: Line
+    limit: Annotated[float, Field(gt=0)] | None
+    verdict: Verdict | Literal[""]
+    accuracy_before: Share
+    accuracy: Share
+    epochs: float = Field(ge=0)
+    weights: Sha256
+    alpha: list[Annotated[float, Field(ge=0)]] = Field(min_length=1)
+    widths: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    history: Sha256 | None
 
 
 class _ComparisonRun:
@@ -182,16 +223,29 @@ class _ComparisonRun:
                 grid=profiling.grid, refinement=asdict(refinement), **settings.question(),
                 options={m: dict(o) for m, o in options.items()},
             ),
+            ComparisonRowDocument,
         )  # fmt: skip
         if self.folder.rows():
             finished = len(self.folder.rows())
             _log.warning("Continuing an earlier comparison: %d networks are finished in %s.", finished, out)
         self.groups = find_groups(self.dense, inputs)
+        self._check_rows()
         self.task = Task(
             self.dense, self.groups, inputs, replace(profiling, name=self.name), refinement.minimum, settings.seed,
             self.folder.path / "profile.sqlite",
         )  # fmt: skip
         self.meter = DeviceMeter(target, inputs, self.rules, settings.seed)
+
+    def _check_rows(self) -> None:
+        """Refuse finished networks that cannot be of this network, though the settings are the same."""
+        sizes = dict(zip(self.groups.names, self.groups.sizes.tolist(), strict=True))
+        for id, row in self.folder.rows().items():
+            narrow = row["widths"].keys() == sizes.keys() and all(w <= sizes[n] for n, w in row["widths"].items())
+            if not narrow or len(row["alpha"]) != len(sizes):
+                raise DsaError(
+                    f"The widths or keep ratios of {one_line(id, 60)!r} in {self.folder.path} are not of this network. "
+                    "Delete its line in rows.jsonl."
+                )
 
     def run(self, equal: bool) -> pd.DataFrame:
         """Train, profile, allocate, bring to equal latency, measure, report."""
@@ -212,7 +266,7 @@ class _ComparisonRun:
             ids.append(id)
             if id not in self.folder.rows():
                 self.say(f"bringing {theirs} to the measured latency of {ours}")
-                self._match(id, ours, theirs, constraints[int(self.folder.rows()[theirs]["budget"])])
+                self._match(id, ours, theirs, constraints[self._budget(theirs)])
         return self._report(ids, self._session(ids))
 
     def _id(self, i: int, method: str) -> str:
@@ -222,6 +276,11 @@ class _ComparisonRun:
         options = [f"{k}={v}" for k, v in budget.to_dict().items() if plain.get(k) != v]
         kind = "-".join([budget.key, str(budget.quantity).replace(" ", ""), *options])
         return f"{kind}-{method}"
+
+    def _budget(self, id: str) -> int:
+        """Return the number of a network's budget in this call; an earlier one may have had them in another order."""
+        known = {self._id(i, method): i for i, method in self.wanted}
+        return known[id] if id in known else known[id.partition("@")[0]]
 
     def _profile(self) -> None:
         self.say(f"profiling on {self.target.title}")
@@ -261,8 +320,13 @@ class _ComparisonRun:
         candidates, found = find_network(
             problem, proposal, [constraint], self.refinement, reading_limit=2 * self.settings.reading
         )
-        about = {"budget": i, "kind": self.budgets[i].key, "asked": str(self.budgets[i].quantity), "method": method}
-        about |= {"matches": "", "limit": constraint.limit, "verdict": str(best_candidate(candidates).verdict)}
+        about: dict[str, Any] = {
+            "kind": self.budgets[i].key,
+            "asked": str(self.budgets[i].quantity),
+            "method": method,
+            "matches": "",
+        }
+        about |= {"limit": constraint.limit, "verdict": str(best_candidate(candidates).verdict)}
         self._finish(id, about, problem, proposal, found, constraint)
 
     def _finish(
@@ -295,7 +359,7 @@ class _ComparisonRun:
         correct = correct_predictions(small, self.data.test)
         self.folder.keep(id, small, correct=torch.from_numpy(correct))
         Plan.of(self.groups, found.kept).save(self.folder.path / "plans" / f"{slug(id)}.json")
-        history = proposal.history
+        history, digest = proposal.history, None
         if {"step", "used_0", "limit_0"} <= set(history.columns):
             dense = float(CostSet([constraint.cost], self.groups.sizes).dense[0])
             shares = {
@@ -305,6 +369,7 @@ class _ComparisonRun:
             }
             path = self.folder.path / "histories" / f"{slug(id)}.csv"
             write_text(path, pd.DataFrame(shares).to_csv(index=False))
+            digest = file_digest(path)
         self.folder.add(
             {
                 "id": id,
@@ -315,6 +380,7 @@ class _ComparisonRun:
                 "weights": weights_digest(small),
                 "alpha": [float(a) for a in proposal.alpha],
                 "widths": {n: int(w) for n, w in zip(self.groups.names, found.widths, strict=True)},
+                "history": digest,
             }
         )
 
@@ -360,7 +426,7 @@ class _ComparisonRun:
                 break
             aim = match.seconds / ratio  # what must be predicted for the two to be measured equal
         _, limit, best = min(tried.values(), key=lambda item: item[0])
-        about = {k: rows[theirs][k] for k in ("budget", "kind", "asked", "method")}
+        about = {k: rows[theirs][k] for k in ("kind", "asked", "method")}
         about |= {"matches": ours, "limit": limit, "verdict": ""}
         self._finish(id, about, problem, proposal, best, constraint)
 
@@ -372,8 +438,15 @@ class _ComparisonRun:
         small = shrink(self.dense, self.groups, [np.asarray(u) for u in plan.kept])
         kept = self.folder.weights(id)
         if kept is None:
-            raise DsaError(f"The weights of {id} are missing in {self.folder.path}. Delete its line in rows.jsonl.")
-        small.load_state_dict(kept["state_dict"])
+            raise DsaError(
+                f"The weights of {one_line(id, 60)!r} are missing in {self.folder.path}. Delete its line in rows.jsonl."
+            )
+        load_weights(small, kept["state_dict"], f"the network {id}")
+        if weights_digest(small) != self.folder.rows()[id]["weights"]:
+            raise DsaError(
+                f"The weights of {one_line(id, 60)!r} in {self.folder.path} are not those of its line in rows.jsonl. "
+                "Delete the line to make the network again."
+            )
         return small.eval()
 
     def _session(self, ids: Sequence[str]) -> dict[str, Any]:
@@ -383,8 +456,14 @@ class _ComparisonRun:
         rows = self.folder.rows()
         weights = {id: rows[id]["weights"] if id in rows else weights_digest(self._rebuilt(id)) for id in ids}
         same = {"ids": list(ids), "weights": weights, "rules": rules, "environment": dict(self.meter.environment)}
-        if known and {key: known.get(key) for key in same} == same:
-            return {**known, "readings": _with_infinity(known["readings"])}
+        if isinstance(known, dict) and {key: known.get(key) for key in same} == same:
+            try:
+                readings = _with_infinity(known["readings"])
+                for id in ids:
+                    Reading.from_dict(readings[id])
+                return {**known, "date": str(known["date"]), "readings": readings}
+            except (KeyError, TypeError, ValueError) as error:
+                _log.warning("session.json in %s cannot be used (%s). Measuring again.", self.folder.path, error)
         self.say(f"measuring {len(ids)} networks in one interleaved session")
         with Bar(self.progress) as bar:
             found = self.meter.read(
@@ -410,7 +489,7 @@ class _ComparisonRun:
         rows = self.folder.rows()
         judgements = (
             judge(
-                self.budgets[int(rows[id]["budget"])],
+                self.budgets[self._budget(id)],
                 found[id],
                 found[DENSE],
                 exact=False,
@@ -429,7 +508,8 @@ class _ComparisonRun:
         )
         findings = collect(
             ReportInputs(
-                self.folder, ids, session, self.groups, self.cost, self.profile, self.budgets, self.name,
+                self.folder, ids, session, self.groups, self.cost, self.profile,
+                {id: self.budgets[self._budget(id)] for id in ids[1:]}, self.name,
                 self.data.name, training, self.command,
             )
         )  # fmt: skip

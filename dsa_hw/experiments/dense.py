@@ -26,7 +26,7 @@ from dsa_hw.training.metrics import correct_predictions
 from dsa_hw.training.origins import Origin, plain_or_hash
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.inputs import check_model
-from dsa_hw.utils.modules import copy_module
+from dsa_hw.utils.modules import copy_module, load_weights
 from dsa_hw.utils.text import one_line
 from dsa_hw.zoo.data import Data, load_data
 from dsa_hw.zoo.models import load_model
@@ -197,7 +197,7 @@ def train_dense(
     """
     kept = folder.weights(DENSE)
     if kept is not None:
-        model.load_state_dict(kept["state_dict"])
+        load_weights(model, kept["state_dict"], "the dense network")
         model.eval()
         return
     if settings.train_epochs:

@@ -10,10 +10,11 @@ import copy
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import ConfigDict, Field
 from torch import nn
 
 from budgets import Budget
@@ -22,7 +23,7 @@ from dsa_hw.channels import ChannelGroups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import DsaError
 from dsa_hw.experiments.dense import pin_cost, rewind, train
-from dsa_hw.experiments.run_folder import RunFolder, slug
+from dsa_hw.experiments.run_folder import RunFolder, RunRowDocument, slug
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.methods.problem import Batches, Loss
 from dsa_hw.pipeline.allocate import allocate
@@ -32,15 +33,39 @@ from dsa_hw.pipeline.cost_models import Task, fit_cost_model
 from dsa_hw.pipeline.meters import rules_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.quality import Metric
+from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.pipeline.result import Allocation
-from dsa_hw.utils.modules import weights_digest
+from dsa_hw.utils.documents import Line
+from dsa_hw.utils.modules import load_weights, weights_digest
 from dsa_hw.utils.progress import Bar
 from profilers.profiling.schemes import resolve_for
 
 if TYPE_CHECKING:
     from profilers.targets import Target
 
-__all__ = ["Front"]
+__all__ = ["Front", "SweepRowDocument"]
+
+_Cost = Annotated[float, Field(ge=0)] | None
+
+
+class SweepRowDocument(RunRowDocument):
+    """A finished point of a sweep; costs in base units as in a certificate. Null is a number that is not known."""
+
+    model_config = ConfigDict(title="dsa_hw sweep row", extra="forbid")
+
+    asked: Line
+    limit: _Cost
+    predicted: _Cost
+    measured: _Cost
+    low: _Cost
+    high: _Cost
+    dense: _Cost
+    utilisation: _Cost
+    verdict: Verdict
+    measurements: int = Field(ge=0)
+    accuracy: float | None
+    plan: Line
+    widths: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +229,7 @@ class Front:
         if kept is None:
             return None
         model = copy.deepcopy(self.dense)
-        model.load_state_dict(kept["state_dict"])
+        load_weights(model, kept["state_dict"], f"the network at {id}")
         return model
 
     def restored(self, id: str, budgets: Sequence[Budget]) -> Allocation:
@@ -222,7 +247,7 @@ class Front:
         if kept is None or about is None:
             raise DsaError(f"Files of {id} are missing in {self.folder.path}. Delete its line in rows.jsonl.")
         small = shrink(self.dense, self.groups, [np.asarray(units) for units in plan.kept])
-        small.load_state_dict(kept["state_dict"])
+        load_weights(small, kept["state_dict"], f"the network at {id}")
         plan.check_network(small.eval(), self.inputs, f"{self.folder.path}, network {id}")
         widths = pd.Series(plan.widths, name="width")
         return Allocation(

@@ -20,10 +20,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
+from pydantic import ConfigDict, Field
 from scipy import stats
 from torch import nn
 
@@ -32,7 +33,7 @@ from budgets.budget import BUDGETS
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, TrainingError
 from dsa_hw.experiments.dense import Loaders, named_model, question_of, train_dense
-from dsa_hw.experiments.front import Front
+from dsa_hw.experiments.front import Front, SweepRowDocument
 from dsa_hw.experiments.report import plots
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
@@ -48,7 +49,7 @@ from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.pipeline.recovering import check_level
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.training.fingerprints import check_loader
-from dsa_hw.utils.files import write_text
+from dsa_hw.utils.files import only_process, write_text
 from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights
 from dsa_hw.utils.numbers import check_share
@@ -60,7 +61,7 @@ from profilers.targets import resolve
 if TYPE_CHECKING:
     from profilers.targets import Target
 
-__all__ = ["Minimum", "minimize", "next_share"]
+__all__ = ["Minimum", "MinimumRowDocument", "minimize", "next_share"]
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ def minimize(
     check_method(method)
     check_level(recovery)
     folder = None if out is None else as_path(out, "out")
-    with tempfile.TemporaryDirectory() as spare, random_state_kept():
+    with tempfile.TemporaryDirectory() as spare, random_state_kept(), only_process(folder):
         search = _Search(
             model, asked, limits, drop, Loaders("the training data", train, val, test), tolerance, most, confidence,
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
@@ -209,6 +210,26 @@ def next_share(tried: Mapping[float, bool], least: float, top: float, tolerance:
     high = min(passing, default=top)
     low = max((share for share, passes in tried.items() if share < high and not passes), default=least)
     return round((low + high) / 2, 3) if high - low > tolerance else None
+
+
+class MinimumRowDocument(SweepRowDocument):
+    """A network that a minimisation tried.
+
+    Attributes:
+        share: Its limit, as a share of the dense network's cost.
+        drop: Of the metric, with its interval from ``drop_low`` to ``drop_high``; null is an end that is not bounded.
+        passes: Whether the drop is within its limit.
+        epochs: Of fine-tuning.
+    """
+
+    model_config = ConfigDict(title="dsa_hw minimum row")
+
+    share: Annotated[float, Field(gt=0)]
+    drop: float
+    drop_low: float | None
+    drop_high: float | None
+    passes: bool
+    epochs: Annotated[float, Field(ge=0)]
 
 
 class _Search:
@@ -255,6 +276,7 @@ class _Search:
                 holdout=profiling.holdout, grid=profiling.grid, refinement=asdict(refinement), **settings.question(),
                 **{key: more[key] for key in ("method", "options", "loss", "metric", "recovery")},
             ),
+            MinimumRowDocument,
         )  # fmt: skip
         if folder.rows():
             _log.warning("Continuing an earlier search: %d networks are finished in %s.", len(folder.rows()), out)

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field
@@ -27,7 +27,9 @@ from dsa_hw.utils.files import append_line, whole_file, write_text
 from dsa_hw.utils.text import one_line
 from dsa_hw.utils.weights import checked_archive
 
-__all__ = ["RunFileDocument", "RunFolder", "RunRowDocument", "slug"]
+__all__ = ["RunFileDocument", "RunFolder", "RunRowDocument", "Share", "slug"]
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +45,9 @@ class RunFileDocument(SealedDocument):
 
 
 class RunRowDocument(SealedDocument):
-    """A line of ``rows.jsonl``: a finished network. Further fields depend on the experiment."""
+    """A line of ``rows.jsonl``: a finished network. Each experiment adds its fields and forbids others."""
 
-    model_config = ConfigDict(title="dsa_hw run row", extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     id: str = Field(min_length=1)
 
@@ -53,17 +55,18 @@ class RunRowDocument(SealedDocument):
 class RunFolder:
     """The results of one question in one folder."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], row: type[RunRowDocument] = RunRowDocument) -> None:
         """Make the folder, or continue in it.
 
         Args:
             path: The folder.
             settings: Everything that the results depend on.
+            row: The schema of a finished network.
 
         Raises:
             DsaError: The folder cannot be written, or contains results of other settings.
         """
-        self.path = path
+        self.path, self._row = path, row
         try:
             for folder in ("networks", "plans", "histories"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
@@ -96,18 +99,20 @@ class RunFolder:
             return {}
         for number, line in enumerate(lines, 1):
             try:
-                row = read_document(line, RunRowDocument, f"line {number} of {path}")
+                row = read_document(line, self._row, f"line {number} of {path}")
             except FileError as error:
                 if line:
                     _log.warning("%s Its network is made again.", error)
                 continue
-            found[row.id] = {"id": row.id, **(row.model_extra or {})}
+            found[row.id] = row.model_dump(exclude={"sha256"}, mode="json")
         return found
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a finished network."""
         finite = json.loads(json.dumps(dict(row)), parse_constant=lambda _: None)  # JSON has no NaN
-        append_line(self.path / "rows.jsonl", json.dumps(sealed(finite)))
+        document = sealed(finite)
+        read_document(document, self._row, f"the row of {row['id']}")  # what cannot be read is not written
+        append_line(self.path / "rows.jsonl", json.dumps(document))
         shutil.rmtree(self.path / "unfinished" / slug(str(row["id"])), ignore_errors=True)
 
     def keep(self, id: str, model: nn.Module, **more: Tensor) -> None:
@@ -125,9 +130,12 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            return dict(torch.load(checked_archive(file), weights_only=True))
+            found = dict(torch.load(checked_archive(file), weights_only=True))
+            if not isinstance(found["state_dict"], Mapping):
+                raise ValueError("it has no state dict")
         except Exception as error:  # torch and pickle raise a dozen unrelated classes for a damaged file
             raise DsaError(f"Cannot read {file}: {one_line(error)}. Delete it to train again.") from error
+        return found
 
     def unfinished(self, id: str, what: str) -> Path:
         """Return the folder for unfinished work on a network; `add` removes it."""

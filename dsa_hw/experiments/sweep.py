@@ -23,14 +23,14 @@ from budgets.budget import MeasuredBudget
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 from dsa_hw.experiments.dense import named_data, named_model, question_of, train_dense
-from dsa_hw.experiments.front import Front
+from dsa_hw.experiments.front import Front, SweepRowDocument
 from dsa_hw.experiments.report import plots
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.allocate import check_budgets
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
-from dsa_hw.utils.files import write_text
+from dsa_hw.utils.files import only_process, write_text
 from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights
 from dsa_hw.utils.random_state import random_state_kept
@@ -93,7 +93,7 @@ def sweep(
     if len({type(b) for b in budgets}) > 1:
         kinds = ", ".join(sorted({b.key for b in budgets}))
         raise BudgetError(f"A sweep needs budgets of one kind; got {kinds}.")
-    with tempfile.TemporaryDirectory() as spare, random_state_kept():
+    with tempfile.TemporaryDirectory() as spare, random_state_kept(), only_process(folder):
         run = _SweepRun(
             model, list(budgets), data, example_inputs, resolve(target), method, dict(options or {}),
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
@@ -138,6 +138,7 @@ class _SweepRun:
                 samples=profiling.samples, holdout=profiling.holdout, grid=profiling.grid,
                 refinement=asdict(refinement), **settings.question(), options=options,
             ),
+            SweepRowDocument,
         )  # fmt: skip
         if folder.rows():
             _log.warning("Continuing an earlier sweep: %d points are finished in %s.", len(folder.rows()), out)

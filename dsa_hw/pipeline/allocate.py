@@ -39,6 +39,7 @@ from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
 from dsa_hw.training.losses import Step, chosen_loss
 from dsa_hw.training.recovery import equal_batches
+from dsa_hw.utils.files import only_process
 from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, weights_digest
 from dsa_hw.utils.numbers import check_seed
@@ -144,7 +145,7 @@ def allocate(
     inputs = example_for(model, example_inputs)
     check_finite_inputs(inputs)
     folder, store = _places(out)
-    with Bar(progress) as bar:
+    with Bar(progress) as bar, only_process(folder):
         bar.say("finding channel groups")
         groups = find_groups(model, inputs)
         if not len(groups):

@@ -5,7 +5,8 @@ Every writer of this project uses this module (the agent that runs on boards is 
 * `whole_file`, `write_bytes`, `write_text`, `write_figure`: one file;
 * `whole_folder`: several files of a folder that belong together;
 * `append_line`: one line of a log that is never rewritten;
-* `locked`: a file that is read, changed and written again.
+* `locked`: a file that is read, changed and written again;
+* `only_process`: a folder in which a long piece of work is continued.
 
 After a crash, a full disk or a killed process, a file has its old or its new content. What the operating system refuses
 is an error of the class that the caller chooses.
@@ -43,6 +44,7 @@ __all__ = [
     "append_line",
     "cache_folder",
     "locked",
+    "only_process",
     "refuse_overwriting",
     "settle_folder",
     "whole_file",
@@ -236,7 +238,10 @@ def append_line(path: str | os.PathLike[str], line: str, error: type[DsaError] =
 
 @contextlib.contextmanager
 def locked(
-    path: str | os.PathLike[str], error: type[DsaError] = FileError, patience: float = _PATIENCE
+    path: str | os.PathLike[str],
+    error: type[DsaError] = FileError,
+    patience: float = _PATIENCE,
+    busy: str | None = None,
 ) -> Iterator[None]:
     """Keep other processes from changing a file while it is read, changed and written again.
 
@@ -247,6 +252,7 @@ def locked(
         path: The file that is changed; it may not exist.
         error: The class to raise.
         patience: Seconds to wait for another process.
+        busy: What to say where another process has the lock; None says it in general words.
 
     Raises:
         DsaError: Another process has had the lock for ``patience`` seconds, or the folder cannot be written; of class
@@ -258,15 +264,41 @@ def locked(
     with _explained(path, error):
         while (release := _acquire(lock)) is None:
             if time.monotonic() > deadline:
-                raise error(
-                    f"Another process has locked {path} for {patience:g} s. Wait for it. If there is none, delete "
-                    f"{lock}."
-                )
+                said = busy or f"Another process has locked {path} for {patience:g} s. Wait for it."
+                raise error(f"{said} If there is none, delete {lock}.")
             time.sleep(0.005)
     try:
         yield
     finally:
         release()
+
+
+@contextlib.contextmanager
+def only_process(folder: Path | None, error: type[DsaError] = FileError) -> Iterator[None]:
+    """Keep other processes from continuing the work in a folder, which would mix with ours.
+
+    Args:
+        folder: The folder; it is made where it does not exist, and removed again if it stays empty. None for work that
+            is kept nowhere.
+        error: The class to raise.
+
+    Raises:
+        DsaError: Another process works in the folder, or it cannot be written; of class ``error``.
+    """
+    if folder is None:
+        yield
+        return
+    made = not folder.exists()
+    with _explained(folder, error):
+        folder.mkdir(parents=True, exist_ok=True)
+    busy = f"Another process works in {one_line(folder)}. Wait for it, or choose another out."
+    try:
+        with locked(folder / "work", error, 1.0, busy):
+            yield
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def refuse_overwriting(out: Path | None, *inputs: Path | None, option: str = "--out") -> None:

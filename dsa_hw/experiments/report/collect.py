@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +15,13 @@ import pandas as pd
 
 import budgets
 import dsa_hw
+from dsa_hw.errors import DsaError, FileError
 from dsa_hw.experiments.report.findings import COLUMNS, Findings
 from dsa_hw.experiments.run_folder import RunFolder, slug
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.pipeline.reading import Reading, judge
 from dsa_hw.profiles import Profile
+from dsa_hw.utils.documents import read_bytes
 from dsa_hw.utils.text import percent
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
 __all__ = ["ReportInputs", "collect"]
+
+_log = logging.getLogger(__name__)
 
 _STATISTICS = {
     "quiet": "the lower quartile of the dense network, times the ratio to it",
@@ -55,7 +62,7 @@ class ReportInputs:
         groups: The channel groups.
         cost: The cost model of latency.
         profile: The profile that it was fitted to.
-        budgets: The budgets.
+        budgets: The budget of each pruned network, by id.
         model: Name of the network.
         data: Name of the data.
         training: How networks were trained, in words.
@@ -68,7 +75,7 @@ class ReportInputs:
     groups: ChannelGroups
     cost: CostModel
     profile: Profile
-    budgets: Sequence[Budget]
+    budgets: Mapping[str, Budget]
     model: str
     data: str
     training: str
@@ -93,21 +100,38 @@ def collect(source: ReportInputs) -> Findings:
             row = dict(known[id])
             at = np.array([row["widths"][name] for name in groups.names], np.int64)
             widths[id] = at
-            path = source.folder.path / "histories" / f"{slug(id)}.csv"
-            if path.exists():
-                histories[id] = pd.read_csv(path)
+            if id in correct and float(correct[id].mean()) != row["accuracy"]:
+                raise DsaError(f"{source.folder.path} has predictions of {id!r} that are not those of its accuracy.")
+            if (history := _history(source.folder, id, row["history"])) is not None:
+                histories[id] = history
         reading = readings[id]
         row |= {name: float(cost(at / sizes)) for name, cost in counts.items()}
         row |= {"id": id, "predicted": float(CostSet([source.cost], sizes).at_widths(at)[0]), "seconds": reading.value}
         row |= {"low": reading.low, "high": reading.high, "runs": reading.runs, "trusted": reading.doubt is None}
         row.setdefault("verdict", "")
         if row["kind"] == "latency":  # judged again in the common session
-            judgement = judge(source.budgets[int(row["budget"])], reading, readings[dense], exact=False)
+            judgement = judge(source.budgets[id], reading, readings[dense], exact=False)
             row["limit"], row["verdict"] = judgement.limit, str(judgement.verdict)
         rows.append(row)
     frame = pd.DataFrame(rows, columns=[*COLUMNS, "verdict"])
     table = pd.DataFrame(widths, index=list(groups.names)).T
     return Findings(frame, table, sizes, histories, correct, source.profile, source.cost, _about(source, readings))
+
+
+def _history(folder: RunFolder, id: str, digest: str | None) -> pd.DataFrame | None:
+    """Return the steps of an allocation; None where there are none, or the file is not the one that was written."""
+    if digest is None:
+        return None
+    path = folder.path / "histories" / f"{slug(id)}.csv"
+    try:
+        content = read_bytes(path)
+    except FileError as error:
+        _log.warning("%s The report is made without it.", error)
+        return None
+    if hashlib.sha256(content).hexdigest() != digest:
+        _log.warning("%s is not the file that was written with its row. The report is made without it.", path)
+        return None
+    return pd.read_csv(io.BytesIO(content))
 
 
 def _errors(cost: CostModel) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from dsa_hw.experiments.sweep import sweep
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.pipeline.reading import Verdict
+from dsa_hw.utils.documents import sealed
 from dsa_hw.zoo.data import Data
 from tests.fakes.digits import digits, formula, net
 
@@ -271,6 +273,74 @@ def test_another_question_in_the_same_folder_is_refused(done: tuple[Path, pd.Dat
             profiling=PROFILING,
             out=out,
         )
+
+
+def _again(out: Path, wanted: list[Any]) -> pd.DataFrame:
+    """Ask the question of ``done`` again."""
+    return compare(
+        net(), digits(), wanted, target="formula/cpu", methods=("tilted", "uniform"), settings=QUICK,
+        profiling=PROFILING, out=out, command="dsa-hw compare --model net",
+    )  # fmt: skip
+
+
+def test_networks_are_judged_by_their_own_budgets_whatever_their_order(
+    done: tuple[Path, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "solve_or_resume", _never)
+    out, before = done
+    copied = Path(shutil.copytree(out, tmp_path / "copy"))
+    after = _again(copied, [BUDGETS[i] for i in (1, 2, 0)])
+    columns = ["limit", "verdict", "seconds"]
+    wanted = before.set_index("id")[columns]
+    pd.testing.assert_frame_equal(after.set_index("id")[columns].loc[wanted.index], wanted)
+
+
+def test_networks_and_histories_must_be_those_of_the_rows(
+    done: tuple[Path, pd.DataFrame], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, before = done
+    copied = Path(shutil.copytree(out, tmp_path / "copy"))
+    (history, *_) = sorted((copied / "histories").iterdir())
+    history.write_text(history.read_text().replace("0", "1", 1))
+    pd.testing.assert_frame_equal(_again(copied, BUDGETS), before)
+    assert f"{history.name} is not the file that was written" in caplog.text
+    file = copied / "networks" / f"{slug(before['id'].iloc[1])}.pt"
+    content = torch.load(file, weights_only=True)
+    correct = content["correct"].clone()
+    torch.save({**content, "correct": ~correct}, file)
+    with pytest.raises(DsaError, match="not those of its accuracy"):
+        _again(copied, BUDGETS)
+    content["state_dict"][next(iter(content["state_dict"]))] += 1e-3
+    torch.save(content, file)
+    (copied / "session.json").unlink()
+    with pytest.raises(DsaError, match="not those of its line"):
+        _again(copied, BUDGETS)
+
+
+@pytest.mark.parametrize("change", [{"widths": {"x": 1}}, {"alpha": [0.5]}])
+def test_rows_of_another_network_are_refused(
+    change: dict[str, Any], done: tuple[Path, pd.DataFrame], tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(done[0], tmp_path / "copy"))
+    lines = (copied / "rows.jsonl").read_text().splitlines()
+    row = {key: value for key, value in json.loads(lines[0]).items() if key != "sha256"}
+    (copied / "rows.jsonl").write_text("\n".join([json.dumps(sealed({**row, **change})), *lines[1:]]) + "\n")
+    with pytest.raises(DsaError, match="are not of this network"):
+        _again(copied, BUDGETS)
+
+
+def test_a_session_that_cannot_be_read_is_measured_again(
+    done: tuple[Path, pd.DataFrame], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, before = done
+    copied = Path(shutil.copytree(out, tmp_path / "copy"))
+    path = copied / "session.json"
+    document = json.loads(path.read_text())
+    document["content"]["readings"]["dense"]["low"] = "soon"
+    del document["content"]["readings"]["dense"]["cost"]
+    path.write_text(json.dumps(sealed({key: value for key, value in document.items() if key != "sha256"})))
+    pd.testing.assert_frame_equal(_again(copied, BUDGETS), before)
+    assert "Measuring again" in caplog.text
 
 
 def other(part: str) -> Data:

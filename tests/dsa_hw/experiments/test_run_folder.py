@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ConfigDict, Field
 
 from dsa_hw.errors import DsaError, FileError
-from dsa_hw.experiments.run_folder import RunFolder
+from dsa_hw.experiments.run_folder import RunFolder, RunRowDocument
+from dsa_hw.utils.documents import sealed
 from tests.fakes.archives import with_parts_called_folders
 
 SETTINGS: dict[str, Any] = {"seed": 0, "model": "resnet20", "options": {"a": [1, 2.5]}}
@@ -85,6 +87,34 @@ def test_weights_are_the_bytes_whose_checksums_were_compared(tmp_path: Path) -> 
     found = folder.weights("one")
     assert found is not None
     assert torch.equal(found["state_dict"]["weight"], model.weight)
+
+
+class Row(RunRowDocument):
+    """A row with one field."""
+
+    model_config = ConfigDict(extra="forbid")
+    accuracy: float = Field(ge=0, le=1)
+
+
+def test_rows_follow_the_schema_of_the_experiment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = RunFolder(tmp_path, SETTINGS, Row)
+    folder.add({"id": "one", "accuracy": 0.5})
+    for wrong in ({"id": "two"}, {"id": "two", "accuracy": 1.5}, {"id": "two", "accuracy": 0.5, "further": 1}):
+        with pytest.raises(FileError, match="the row of two"):
+            folder.add(wrong)
+        with (tmp_path / "rows.jsonl").open("a") as file:
+            file.write(json.dumps(sealed(wrong)) + "\n")
+    with caplog.at_level(logging.WARNING):
+        assert folder.rows() == {"one": {"id": "one", "accuracy": 0.5}}
+    assert caplog.text.count("is made again") == 3
+
+
+@pytest.mark.parametrize("content", [[1], {}, {"state_dict": 5}], ids=str)
+def test_a_file_without_weights_is_refused(content: Any, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SETTINGS)
+    torch.save(content, tmp_path / "networks" / "one.pt")
+    with pytest.raises(DsaError, match="Delete it to train again"):
+        folder.weights("one")
 
 
 def test_rows_have_a_checksum(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dsa_hw.utils.files import (
     append_line,
     cache_folder,
     locked,
+    only_process,
     settle_folder,
     whole_file,
     whole_folder,
@@ -367,6 +368,34 @@ def test_a_lock_that_stays_is_a_typed_line(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "a"):
         pass
+
+
+_WORK = """
+import sys
+from pathlib import Path
+from dsa_hw.utils.files import only_process
+with only_process(Path(sys.argv[1])):
+    print("works", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_does_not_continue_the_work_of_a_first(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORK, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"works\n"
+        with pytest.raises(FileError, match="Another process works in"), only_process(folder):
+            pass
+        first.kill()
+    with only_process(folder):  # the lock ends with the process
+        assert os.listdir(folder) == [".work.lock"]
+    assert folder.exists(), "it was there before"
+    with only_process(tmp_path / "new"), only_process(None):
+        pass
+    assert not (tmp_path / "new").exists(), "nothing was kept"
 
 
 def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
