@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -76,8 +77,10 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         gone = _lost_output()
         if gone and isinstance(error, BrokenPipeError):
             return 0  # the reader of a pipe was closed: `dsa-hw inspect | head`
-        if gone and isinstance(error, OSError):
-            _say(f"{prog}: Cannot write to standard output: {one_line(error.strerror or error)}.")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # Files of ours are written by `dsa_hw.utils.files`, whose errors say which.
+            where = one_line(error.filename or "standard output or a temporary file (TMPDIR)")
+            _say(f"{prog}: Cannot write {where}: {one_line(error.strerror)}.")
             return DsaError.exit_code
         if verbose:
             _log.exception(prog)

@@ -50,9 +50,7 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _INTEGERS: Final = 2**63  # NumPy, SQLite and other languages read 64-bit integers
 
-Line = Annotated[
-    str, Field(max_length=10_000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$")
-]
+Line = Annotated[str, Field(max_length=4000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$")]
 """Text that is printed: without control characters, with which a file could write to other lines of a terminal."""
 
 _Schema = TypeVar("_Schema", bound="Document")

@@ -107,7 +107,7 @@ def test_damaged_plans_are_rejected(small: Small, tmp_path: pathlib.Path) -> Non
         ({"kept": [[0], [-1]]}, "kept"),
         ({"shapes": {"x": [1]}}, "fingerprint"),
         ({"shapes": []}, "shapes"),
-        ({"inputs": [[1, 3, 200000, 200000]]}, "an input must have at most"),
+        ({"inputs": [[1, 3, 200000, 200000]]}, "the inputs must have at most"),
         ({"inputs": [[1, 3, 0, 5]]}, "inputs"),
         ({"inputs": "x"}, "inputs"),
         ({"fingerprint": "0" * 64}, "fingerprint"),

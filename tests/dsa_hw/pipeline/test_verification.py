@@ -165,7 +165,6 @@ ELSEWHERE = [
     "table/table:cpu fp32 x1",
     "ethos-u55-128?config=notes.txt&system=A&memory=B int8 A B",
     "torch/cpu fp32 x1 ssh://board",
-    "torch/cpu\nfp32 x1",
     "torch/cpu",
     "../cpu fp32 x1",
     "",
