@@ -243,10 +243,12 @@ class Plan:
             )
         found = self.network.reference.difference(reference_output(small, self.inputs, inputs))
         if not found <= tolerance(small):
+            how = f"its outputs differ by {found:.2g} of the largest one; at most {tolerance(small):g} is accepted"
+            if math.isinf(found):
+                how = "the reference output is of other inputs, or of another number of outputs"
             raise PlanError(
-                f"The network computes something else than the one that the plan was saved with: its outputs differ by "
-                f"{found:.2g} of the largest one; at most {tolerance(small):g} is accepted. Build the network with the "
-                "constructor and the arguments that the plan was made for."
+                f"The network computes something else than the one that the plan was saved with: {how}. Build the "
+                "network with the constructor and the arguments that the plan was made for."
             )
         return found
 
