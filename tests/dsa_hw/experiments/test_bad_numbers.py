@@ -15,9 +15,13 @@ from tests.fakes.formula import Formula, Net
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("run", [compare, sweep], ids=["compare", "sweep"])
-def test_bad_weights_are_refused(run: Any, bad: float, net: Net, formula: Formula, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("run", "method"), [(compare, {"methods": "uniform"}), (sweep, {"method": "uniform"})], ids=["compare", "sweep"]
+)
+def test_bad_weights_are_refused(
+    run: Any, method: dict[str, str], bad: float, net: Net, formula: Formula, tmp_path: Path
+) -> None:
     net.three.weight.data[0, 0, 0, 0] = bad
     with pytest.raises(ModelError, match=r"three\.weight of the dense network has"):
-        run(net, budgets=[budgets.FlopsBudget("50%")], data="digits", target=formula, out=tmp_path / "out")
+        run(net, budgets=[budgets.FlopsBudget("50%")], data="digits", target=formula, out=tmp_path / "out", **method)
     assert not (tmp_path / "out" / "rows.jsonl").exists()
