@@ -18,7 +18,7 @@ from dsa_hw.pipeline.quality import Quality, QualityDocument, Source
 from dsa_hw.training.recovery import unlabelled
 from dsa_hw.training.synthesis import can_match_statistics, match_statistics
 from dsa_hw.units import format_magnitude
-from dsa_hw.utils.documents import Document
+from dsa_hw.utils.documents import Document, Line
 from dsa_hw.utils.modules import device_of
 from profilers.networks.quantised import QuantisedNetwork, quantise_network
 
@@ -38,7 +38,6 @@ _INPUTS: Final = 128  # calibration inputs; ranges of activations hardly grow wi
 _STEPS: Final = 40  # of the synthesis of one batch
 _FP32, _INT8 = "fp32", "int8"
 
-_Text = Annotated[str, Field(max_length=2000)]
 _Positive = Annotated[float, Field(gt=0)]
 
 
@@ -58,10 +57,10 @@ class VariantDocument(Document):
 class QuantisationDocument(Document):
     """How the network of a certificate is quantised; `Calibration` describes the fields."""
 
-    target: _Text
+    target: Line
     inputs: int = Field(ge=1)
     source: Source
-    ranges: dict[_Text, tuple[float, float]] = Field(min_length=1, max_length=100_000)
+    ranges: dict[Line, tuple[float, float]] = Field(min_length=1, max_length=100_000)
     variants: tuple[VariantDocument, ...] = Field(min_length=4, max_length=4)
 
 
