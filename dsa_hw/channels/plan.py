@@ -21,7 +21,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -37,6 +36,7 @@ from dsa_hw.errors import PlanError
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.documents import Document, Line, SealedDocument, read_document, sealed
 from dsa_hw.utils.files import settle_folder, write_text
+from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.weights import tensors_digest
 
 __all__ = ["RESULT_FILES", "Plan", "PlanDocument", "PrunedNetwork", "apply_plan"]
@@ -198,7 +198,7 @@ class Plan:
         except (TypeError, ValueError) as error:
             raise PlanError(f"The plan cannot be written as JSON: {error}.") from error
         read_document(document, PlanDocument, "the plan", error=PlanError)  # what cannot be read is not written
-        write_text(path, json.dumps(document, indent=1, allow_nan=False), PlanError)
+        write_text(as_path(path, "path"), json.dumps(document, indent=1, allow_nan=False), PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -207,7 +207,7 @@ class Plan:
         Raises:
             PlanError: The file cannot be read, is not a plan, is truncated, was edited, or contradicts itself.
         """
-        settle_folder(Path(path).parent, RESULT_FILES, PlanError)
+        settle_folder(as_path(path, "plan").parent, RESULT_FILES, PlanError)
         found = read_document(path, PlanDocument, f"plan {path}", error=PlanError)
         return cls(
             names=found.names,

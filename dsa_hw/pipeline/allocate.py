@@ -152,6 +152,7 @@ def allocate(
             raise ModelError("The network has no channel group that can be pruned. dsa-hw inspect shows the reasons.")
         check_finite_outputs(model, inputs)
         check_metric(model, val, metric)
+        check_loader(model, images, "images", labelled=False)
         task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, bar)
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
         unlabelled: UnlabelledSet | None = None

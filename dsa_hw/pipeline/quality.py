@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from dsa_hw.training.losses import OwnLoss, Step, checked_loss, logits_of, outpu
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.documents import Document, Line
 from dsa_hw.utils.modules import device_of, evaluating, weights_digest
-from dsa_hw.utils.text import first_line, one_line, percent
+from dsa_hw.utils.numbers import check_number, check_share
+from dsa_hw.utils.text import first_line, one_line, percent, unknown_name
 
 __all__ = [
     "ACCURACY",
@@ -272,8 +273,15 @@ def measure_quality(
         arg-max agreement for outputs (N, C), the relative error for other outputs, or unknown with the reason.
 
     Raises:
-        TrainingError: The metric fails or does not return finite numbers.
+        TrainingError: The metric fails or does not return finite numbers, or an argument is out of range.
     """
+    if source not in get_args(Source):
+        raise TrainingError(unknown_name("source", str(source), get_args(Source)))
+    if max_drop is not None:
+        check_number(max_drop, "max_drop", TrainingError)
+    check_share(confidence, "confidence", TrainingError, strict=True)
+    if confidence < 0.5:
+        raise TrainingError(f"`confidence` must be at least 0.5; got {confidence!r}.")
     labelled = source in ("validation data", "test data", "training data")
     own = OwnLoss(step) if step is not None and metric is None and labelled else None
     found = _Comparison(metric, labelled)

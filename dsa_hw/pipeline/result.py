@@ -20,8 +20,10 @@ from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
 from dsa_hw.pipeline.quality import Metric, Quality, Source, measure_quality, unknown_quality
 from dsa_hw.pipeline.quantised import calibration_inputs, certified_quality, int8_meters, quantise_all
-from dsa_hw.training.losses import Step
+from dsa_hw.training.fingerprints import check_loader
+from dsa_hw.training.losses import OwnLoss, Step
 from dsa_hw.utils.files import whole_folder, write_bytes, write_text
+from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_weights, device_of
 from dsa_hw.utils.text import one_line
 from dsa_hw.utils.weights import weights_bytes
@@ -105,6 +107,8 @@ class Allocation:
         Returns:
             The same network with a certificate and a plan for the weights that it has now.
         """
+        check_model(dense)
+        check_loader(dense, data, "data", None if step is None else OwnLoss(step), labelled=False)
 
         def compare(network: nn.Module) -> Quality:
             return measure_quality(
@@ -140,8 +144,9 @@ class Allocation:
             raise PlanError(
                 f"`precision` must be fp32, or int8 where a budget is on a target in int8; got {precision!r}."
             )
-        write_bytes(Path(path), next(iter(self.quantised.values())).content)
-        return Path(path)
+        path = as_path(path, "path")
+        write_bytes(path, next(iter(self.quantised.values())).content)
+        return path
 
     def save(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the result to a folder: all of its files, or none.
@@ -163,7 +168,7 @@ class Allocation:
             DsaError: The folder or a file cannot be written; an earlier result stays as it was.
             ModelError: A weight or an output is NaN or infinite, or the network cannot be exported.
         """
-        folder = Path(folder)
+        folder = as_path(folder, "folder")
         check_finite_weights(self.model, "the pruned network")
         plan = self.current_plan()
         with whole_folder(folder, RESULT_FILES) as staging:
@@ -236,8 +241,9 @@ def write_onnx(model: nn.Module, inputs: tuple[Any, ...], path: str | Path) -> P
         ModelError: The network cannot be exported.
         DsaError: The file cannot be written.
     """
-    write_bytes(Path(path), onnx_bytes(model, inputs))
-    return Path(path)
+    path = as_path(path, "path")
+    write_bytes(path, onnx_bytes(model, inputs))
+    return path
 
 
 def onnx_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:

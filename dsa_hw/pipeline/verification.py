@@ -32,8 +32,9 @@ from dsa_hw.pipeline.quality import (
 from dsa_hw.pipeline.quantised import quantised_for
 from dsa_hw.pipeline.reading import Reading, Verdict, worst_verdict
 from dsa_hw.pipeline.result import WEIGHTS, check_files
-from dsa_hw.training.losses import Step
-from dsa_hw.utils.inputs import as_tensors
+from dsa_hw.training.fingerprints import check_loader
+from dsa_hw.training.losses import OwnLoss, Step
+from dsa_hw.utils.inputs import as_path, as_tensors, check_model
 from dsa_hw.utils.modules import (
     check_finite_inputs,
     check_finite_outputs,
@@ -41,6 +42,7 @@ from dsa_hw.utils.modules import (
     load_weights,
     weights_digest,
 )
+from dsa_hw.utils.numbers import check_positive, check_seed
 from dsa_hw.utils.weights import read_weights
 from profilers.networks.quantisation import PRECISIONS
 from profilers.targets import from_title, resolve
@@ -176,7 +178,10 @@ def verify(
         >>> str(dsa_hw.verify(result.plan, model).now.verdict)
         'MET'
     """
-    folder = None if isinstance(plan, Plan) else Path(plan).parent
+    check_model(model)
+    check_seed(seed)
+    check_positive(time_limit, "time_limit")
+    folder = None if isinstance(plan, Plan) else as_path(plan, "plan").parent
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     then = Certificate.from_dict(plan.certificate)
     if plan.network is None:
@@ -301,6 +306,7 @@ def _quality_again(
             "The quality needs the dense network with the weights that the certificate was made with; its weights "
             "differ. Give them with --dense-weights (load them into `model`)."
         )
+    check_loader(dense, data, "data", None if step is None else OwnLoss(step), labelled=False)
     if then.measure == METRIC and metric is None and step is None:
         given = "step" if then.name == NEGATIVE_LOSS else "metric"
         raise PlanError(f"The certificate has the metric {then.name!r} of the user. Give it with {given}= in Python.")

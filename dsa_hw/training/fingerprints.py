@@ -90,7 +90,7 @@ def first_batch(loader: Any) -> Any:
     return None if isinstance(batch, str) else batch
 
 
-def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = None) -> None:
+def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = None, *, labelled: bool = True) -> None:
     """Check that the network runs on the first batch of a loader; a loader that can be read only once is not read.
 
     The state of the loader and all random numbers are the same afterwards as before.
@@ -100,18 +100,22 @@ def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = N
         loader: The loader; None is accepted.
         name: The argument in the message.
         loss: The loss; an `OwnLoss` is computed, because it runs the network itself.
+        labelled: Whether the message asks for targets.
 
     Raises:
-        TrainingError: The loader is something else, gives no batch, or gives inputs that the network does not accept.
+        TrainingError: The loader is something else, gives no batch, or gives inputs that are not finite or that the
+            network does not accept.
     """
     if loader is None:
         return
     if isinstance(loader, (str, bytes)) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-        raise TrainingError(f"`{name}` must be a loader of (inputs, targets); got {loader!r}.")
-    if isinstance(loader, Dataset):
+        kind = "(inputs, targets)" if labelled else "batches"
+        raise TrainingError(f"`{name}` must be a loader of {kind}; got {loader!r}.")
+    if isinstance(loader, (Dataset, Tensor)):
+        given = "a tensor" if isinstance(loader, Tensor) else f"the data set {type(loader).__name__}"
         raise TrainingError(
-            f"`{name}` must be a loader of batches, for example DataLoader(dataset, batch_size=64); got the data set "
-            f"{type(loader).__name__}."
+            f"`{name}` must be a loader of batches, for example DataLoader(dataset, batch_size=64) or a list of "
+            f"batches; got {given}."
         )
     try:
         batch = _first_batch(loader)
@@ -121,6 +125,9 @@ def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = N
         raise TrainingError(f"The {name} loader is empty. Give one with at least one batch.")
     moved = on_device(batch, device_of(model))
     own = isinstance(loss, OwnLoss)
+    tensors = [a for a in tree_leaves(moved[0]) if isinstance(a, Tensor)]
+    if not all(bool(torch.isfinite(x).all()) for x in tensors if x.is_floating_point()):
+        raise TrainingError(f"The {name} loader gives NaN or infinity. Check the inputs and their normalisation.")
     try:
         with torch.no_grad(), evaluating(model):
             if own:
@@ -133,7 +140,6 @@ def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = N
         if own:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise TrainingError(f"`step` fails on a batch of the {name} loader ({reason}).") from error
-        tensors = [a for a in tree_leaves(moved[0]) if isinstance(a, Tensor)]
         given = ", ".join(f"{'x'.join(map(str, a.shape))} {str(a.dtype).removeprefix('torch.')}" for a in tensors)
         advice = "Give inputs of the type and shape of `example_inputs`."
         if moved[0] is moved[1]:

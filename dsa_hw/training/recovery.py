@@ -32,7 +32,9 @@ from dsa_hw.channels.plan import Plan
 from dsa_hw.channels.surgery import first_difference
 from dsa_hw.channels.trace import Trace, TracedOperation, trace
 from dsa_hw.errors import TrainingError
+from dsa_hw.training.fingerprints import check_loader
 from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.inputs import check_model
 from dsa_hw.utils.modules import device_of, evaluating
 
 __all__ = ["Recovered", "equal_batches", "recover", "refit", "unlabelled"]
@@ -115,6 +117,9 @@ def recover(
         >>> layers[0].after <= layers[0].before
         True
     """
+    check_model(small)
+    check_model(dense)
+    check_loader(dense, images, "images", labelled=False)
     batches = equal_batches(unlabelled(images, limit, device_of(dense)))
     groups = find_groups(dense, batches[0])
     if found := first_difference(dense, plan.shapes):

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from dsa_hw.errors import ModelError
+from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.text import one_line
 
 __all__ = ["checked_archive", "read_weights", "tensors_digest", "weights_bytes"]
@@ -87,7 +88,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     Raises:
         ModelError: The file cannot be read, is damaged, or has something other than the state dict of a network.
     """
-    path = Path(path)
+    path = as_path(path, "weights")
     if not path.is_file():
         reason = "it is not a regular file" if path.exists() else "there is no such file"
         raise ModelError(f"Cannot read the weights {path}: {reason}.")

@@ -188,6 +188,34 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "no budgets": (lambda: dsa_hw.sweep(net(), []), "got an empty list"),
     "data 5": (lambda: dsa_hw.compare(net(), 5, [HALF]), "`data` must be the name of a data set"),  # type: ignore[arg-type]
     "settings": (lambda: ExperimentSettings(epochs=float("nan")), "`epochs` must be a number from 0; got nan"),
+    "images 5": (lambda: allocate(images=5), "`images` must be a loader of batches; got 5"),
+    "images name": (lambda: allocate(images="digits"), "`images` must be a loader of batches; got 'digits'"),
+    "images uint8": (lambda: allocate(images=[x for x, _ in BYTES]), "of the images loader (4x3x8x8 uint8)"),
+    "images of a narrow shape": (lambda: allocate(images=[x for x, _ in NARROW]), "images loader (4x2x8x8 float32)"),
+    "images data set": (lambda: allocate(images=SET), "`images` must be a loader of batches, for example"),
+    "images tensor": (lambda: allocate(images=DATA[0][0]), "or a list of batches; got a tensor"),
+    "images empty": (lambda: allocate(images=[]), "The images loader is empty"),
+    "images nan": (lambda: allocate(images=[IMAGE / 0]), "The images loader gives NaN or infinity"),
+    "val nan": (lambda: allocate(val=[(x / 0, y) for x, y in DATA]), "The val loader gives NaN or infinity"),
+    "metric 5": (lambda: allocate(metric=5, val=DATA), "`metric` must be a function metric(outputs, targets); got 5"),
+    "metric nan": (lambda: allocate(metric=lambda o, t: o.sum() / 0, val=DATA), "`metric` must return a finite number"),
+    "recovery x": (lambda: allocate(recovery="x"), "Unknown recovery 'x'"),
+    "recover 5": (lambda: dsa_hw.recover(net(), 5, DATA, None), "`model` must be"),  # type: ignore[arg-type]
+    "assess 5": (lambda: allocate().assess(net(), 5), "`data` must be a loader of batches; got 5"),
+    "assess uint8": (lambda: allocate().assess(net(), BYTES), "of the data loader (4x3x8x8 uint8)"),
+    "assess max_drop": (lambda: allocate().assess(net(), DATA, max_drop=float("nan")), "`max_drop` must be a number"),
+    "assess confidence": (lambda: allocate().assess(net(), DATA, confidence=2), "`confidence` must lie strictly"),
+    "assess confidence 0.1": (lambda: allocate().assess(net(), DATA, confidence=0.1), "must be at least 0.5; got 0.1"),
+    "assess source": (lambda: allocate().assess(net(), DATA, source="x"), "Unknown source 'x'"),
+    "assess None": (lambda: allocate().assess(None, DATA), "`model` must be"),
+    "save 5": (lambda: allocate().save(5), "`folder` must be a path; got 5"),
+    "export 5": (lambda: allocate().export(5), "`path` must be a path; got 5"),
+    "plan 5": (lambda: dsa_hw.Plan.load(5), "`plan` must be a path; got 5"),  # type: ignore[arg-type]
+    "apply 5": (lambda: dsa_hw.apply_plan(net(), 5), "`plan` must be a path; got 5"),  # type: ignore[arg-type]
+    "verify 5": (lambda: dsa_hw.verify(5, net()), "`plan` must be a path; got 5"),  # type: ignore[arg-type]
+    "verify no model": (lambda: dsa_hw.verify(allocate().plan, None), "`model` must be"),  # type: ignore[arg-type]
+    "verify weights": (lambda: dsa_hw.verify(allocate().plan, net(), weights=5), "`weights` must be a path; got 5"),
+    "verify time": (lambda: dsa_hw.verify(allocate().plan, net(), time_limit=float("nan")), "`time_limit` must be"),
     "full-width digits": (lambda: FlopsBudget("\uff150%"), "does not start with a number"),
 }
 
