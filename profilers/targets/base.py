@@ -111,7 +111,7 @@ class Target(ABC):
             return
         if not self.schemes:
             raise ProfileError(
-                f"Runtime {self.runtime!r} has no --precision int8. Use --runtime onnxruntime, openvino or tensorrt."
+                f"Runtime {self.runtime!r} has no precision int8. Use onnxruntime, openvino or tensorrt, or fp32."
             )
         if self.int8.scheme is not None and self.int8.scheme.name not in self.schemes:
             known = ", ".join(f"int8-{name}" for name in self.schemes)
@@ -219,6 +219,11 @@ def resolve(target: str | Target, *, precision: str = "fp32", threads: int = 1) 
     runtime, _, device = ("auto", "/", target) if _owner(target) else target.partition("/")
     device = device or "cpu"
     owner = _owner(device)
+    if owner is None and " " in device:
+        raise ProfileError(
+            f"Cannot read the target {target!r}. A precision (fp32, fp16, int8) and threads may follow the device, for "
+            "example 'onnxruntime/cpu int8 x4'."
+        )
     if not _PRECISION.fullmatch(precision):
         raise ProfileError(f"`precision` must be fp32, fp16 or int8; got {precision!r}.")
     if not 1 <= threads <= _MOST_THREADS:

@@ -23,6 +23,7 @@ from dsa_hw.pipeline.quantised import calibration_inputs
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.pipeline.verification import verify
 from dsa_hw.utils.documents import sealed
+from profilers import MeasuringRules
 from tests.fakes.formula import Net
 from tests.fakes.int8_formula import Int8Formula, seconds_of
 
@@ -51,9 +52,10 @@ def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def result(tmp_path_factory: pytest.TempPathFactory) -> Allocation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DSA_HW_CACHE", str(tmp_path_factory.mktemp("cache")))
+        rules = MeasuringRules(least_blocks=2, most_blocks=2, rounds=1, least_seconds=0.0)
         return allocate(
             make()[0], budgets.LatencyBudget("70%"), example_inputs=make()[1], val=data(), target=Int8Formula("int8"),
-            method="uniform", progress=False, profiling=ProfileOptions(samples=14, holdout=2, grid=8, time_limit=60),
+            method="uniform", progress=False, profiling=ProfileOptions(samples=14, holdout=0, grid=8, rules=rules),
         )  # fmt: skip
 
 
