@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsa_hw.cli.budget_args import expand_budgets
-from dsa_hw.cli.main import build_parser
+from dsa_hw.cli.main import _parsers, build_parser
+from dsa_hw.cli.run_file import _lenient
 from profilers.cli import add_options
 from tests.docs.blocks import DOCUMENTS, ROOT, commands, inline_code
 
@@ -36,6 +37,9 @@ def check(where: str, words: list[str]) -> bool:
     if found is None:
         return False
     parser, arguments = found
+    if {"--config", "--print-config"} & set(arguments):  # nothing is required beside a run file
+        parser = _lenient(_parsers(parser)[arguments[0]], typed=False)
+        arguments = arguments[1:]
     try:
         args = parser.parse_args(arguments)
     except SystemExit as error:
