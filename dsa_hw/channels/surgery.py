@@ -150,11 +150,12 @@ def fit_attributes(module: nn.Module) -> None:
 
 
 def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
-    """Update integer attributes that modules of the user use in views (``num_heads``, ``attn_dim``, ...).
+    """Update integer attributes that modules of the user use in views and splits (``num_heads``, ``attn_dim``, ...).
 
     An attribute that equals the length of a view of channels is assumed to be the source of that length. Where several
-    axes have that length (three heads, and three for q, k, v), the axis that changes is meant. The assumption can be
-    wrong; `find_groups` therefore compares the shrunk with the masked network.
+    axes have that length (three heads, and three for q, k, v), the axis that changes is meant. Where the module has no
+    such attribute, those of the modules inside it are meant. The assumption can be wrong; `find_groups` therefore
+    compares the shrunk with the masked network.
     """
     lengths: dict[str, dict[int, set[int]]] = {}
     for path, axis, units in groups.extents:
@@ -164,10 +165,22 @@ def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
         module = small.get_submodule(name)
         if type(module).__module__.startswith("torch.nn."):
             continue
-        for attribute, value in list(vars(module).items()):
-            changed = changes.get(value, set()) - {value} if type(value) is int else set()
-            if len(changed) == 1 and not attribute.startswith("_"):
-                setattr(module, attribute, changed.pop())
+        for length, found in changes.items():
+            new = found - {length}
+            if len(new) == 1 and not _set_numbers(module, length, min(new)):
+                for path, inner in module.named_modules(prefix=name):
+                    if path not in lengths:
+                        _set_numbers(inner, length, min(new))
+
+
+def _set_numbers(module: nn.Module, old: int, new: int) -> bool:
+    """Set the integer attributes of a module that equal ``old``; return whether there are any."""
+    if type(module).__module__.startswith("torch.nn."):
+        return False
+    names = [n for n, value in vars(module).items() if type(value) is int and value == old and not n.startswith("_")]
+    for attribute in names:
+        setattr(module, attribute, new)
+    return bool(names)
 
 
 def _refit_pads(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
