@@ -153,9 +153,9 @@ def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
     """Update integer attributes that modules of the user use in views and splits (``num_heads``, ``attn_dim``, ...).
 
     An attribute that equals the length of a view of channels is assumed to be the source of that length. Where several
-    axes have that length (three heads, and three for q, k, v), the axis that changes is meant. Where the module has no
-    such attribute, those of the modules inside it are meant. The assumption can be wrong; `find_groups` therefore
-    compares the shrunk with the masked network.
+    axes have that length (four heads of width four), the axis that changes is meant, except by an attribute that is
+    called a dimension or size. Where the module has no such attribute, those of the modules inside it are meant. The
+    assumption can be wrong; `find_groups` therefore compares the shrunk with the masked network.
     """
     lengths: dict[str, dict[int, set[int]]] = {}
     for path, axis, units in groups.extents:
@@ -167,19 +167,25 @@ def _fit_numbers(small: nn.Module, groups: ChannelGroups, mask: Bools) -> None:
             continue
         for length, found in changes.items():
             new = found - {length}
-            if len(new) == 1 and not _set_numbers(module, length, min(new)):
+            other = ("group", "dim", "size") if length in found else ("group",)  # a number of groups never changes
+            if len(new) == 1 and not _set_numbers(module, length, min(new), other):
                 for path, inner in module.named_modules(prefix=name):
                     if path not in lengths:
-                        _set_numbers(inner, length, min(new))
+                        _set_numbers(inner, length, min(new), other)
 
 
-def _set_numbers(module: nn.Module, old: int, new: int) -> bool:
-    """Set the integer attributes of a module that equal ``old``; return whether there are any."""
+def _set_numbers(module: nn.Module, old: int, new: int, other: tuple[str, ...]) -> bool:
+    """Set the integer attributes of a module that equal ``old``, except those that ``other`` names.
+
+    Returns:
+        Whether there are any.
+    """
     if type(module).__module__.startswith("torch.nn."):
         return False
-    names = [n for n, value in vars(module).items() if type(value) is int and value == old and not n.startswith("_")]
-    for attribute in names:
-        setattr(module, attribute, new)
+    equal = [n for n, value in vars(module).items() if type(value) is int and value == old and not n.startswith("_")]
+    names = [name for name in equal if not any(part in name for part in other)]
+    for name in names:
+        setattr(module, name, new)
     return bool(names)
 
 
