@@ -115,6 +115,7 @@ class Ledger:
     uses: list[Use] = field(default_factory=list)
     frozen: list[tuple[Ids, str]] = field(default_factory=list)
     boxes: list[tuple[Ids, str]] = field(default_factory=list)
+    broadcasts: list[tuple[Ids, Ids, str]] = field(default_factory=list)
     _edges: list[tuple[Ids, Ids]] = field(default_factory=list)
     _slots: dict[tuple[str, int | None], Ids] = field(default_factory=dict)
 
@@ -176,6 +177,14 @@ class Ledger:
         """Require that only whole rows and columns of this array are removed, never single entries."""
         self.boxes.append((ids, reason))
 
+    def broadcast(self, ids: Ids, other: Ids, reason: str) -> None:
+        """Record that each entry of ``ids`` is used for a line of ``other``, which varies along more axes.
+
+        Where whole lines along the axes of ``ids`` are removed (heads), all entries stay; otherwise an entry is removed
+        with its line. Which of the two holds is known after the walk.
+        """
+        self.broadcasts.append((ids, other, reason))
+
     @cached_property
     def components(self) -> tuple[Ids, int]:
         """Label of every identity and number of labels, with the requirements of `box` enforced.
@@ -185,6 +194,13 @@ class Ledger:
         shrinks.
         """
         labels, count = _connect(self.size, self._edges)
+        for ids, other, reason in self.broadcasts:
+            named = np.where(other >= 0, labels[other], FIXED)
+            if all((named == named.take([0], axis)).all() for axis in varying(ids)):
+                self.freeze(ids, reason)
+            else:
+                self.join(ids, other, reason)
+        labels, count = _connect(self.size, self._edges) if self.broadcasts else (labels, count)
         changed = True
         while changed:
             changed = False

@@ -32,11 +32,14 @@ def merge(walk: Walk, values: Sequence[Value], shape: Sequence[int]) -> Ids:
     axes = {axis for ids, _ in parts for axis in varying(ids)}
     widest = max((varying(ids) for ids, _ in parts), key=len)
     result = fixed(rank)
-    for i, (ids, extent) in enumerate(parts):
-        if set(varying(ids)) < set(widest) and values[i].name and any(extent[a] == 1 for a in widest):
-            # A parameter for every head (the norm of queries and keys) keeps its length: heads can be removed.
-            walk.ledger.freeze(ids, f"{walk.current} broadcasts it over other channels")
-            parts[i] = ids, extent = fixed(rank), extent
+    other = next(ids for ids, _ in parts if varying(ids) == widest)
+    for i in reversed(range(len(parts))):
+        ids, extent = parts[i]
+        if values[i].name and 0 < len(varying(ids)) < len(widest) and any(extent[a] == 1 for a in widest):
+            # One parameter for all heads (the norm of queries and keys), or one for all tokens: known after the walk.
+            walk.ledger.broadcast(ids, other, walk.reason)
+            del parts[i]
+    for ids, extent in parts:
         whole = not any(extent[axis] == 1 < shape[axis] for axis in axes)
         if not varying(ids) and not whole:
             # One value for many channels (a spatial attention map) is needed as long as any of them is kept.

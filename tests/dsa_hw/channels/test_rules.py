@@ -82,6 +82,17 @@ CASES: dict[str, tuple[nn.Module, Any, list[int]]] = {
         [8],
     ),
     "where": (move(lambda x: torch.where(x > 0, x, torch.full_like(x, 0.5) * x.new_full((1,), 2.0))), IMAGE, [8]),
+    "a scale for all tokens after a class token": (
+        Net(
+            lambda n, x: n.b((torch.cat([n.token.expand(len(x), -1, -1), n.a(x)], 1) * n.scale).mean(1)),
+            a=nn.Linear(8, 12),
+            token=nn.Parameter(torch.ones(1, 1, 12)),
+            scale=nn.Parameter(torch.ones(12)),
+            b=nn.Linear(12, 5),
+        ),
+        TOKENS,
+        [12],
+    ),
     "activations": (move(lambda x: F.hardswish(F.dropout(F.silu(x), training=False))), IMAGE, [8]),
     "prelu": (Net(lambda n, x: n.h(n.p(n.a(x))), a=conv(3, 8), p=nn.PReLU(8), h=head(8)), IMAGE, [8]),
     "glu": (move(lambda x: F.glu(x, dim=1), source=conv(3, 16)), IMAGE, [8]),
