@@ -40,7 +40,8 @@ class Problem:
             outputs of the dense network as targets.
         loss: ``loss(outputs, targets)``, a scalar.
         importance: Which channels matter most: a name, a function, or "auto" for the choice of the method. That is
-            |gamma| as in the paper, and the Fisher information for DSA with frozen weights and a ``val`` loader.
+            |gamma| as in the paper; for DSA with frozen weights and a ``val`` loader the Fisher information while it
+            allocates, and the order of elimination for the channels of the result.
         minimum: Smallest keep ratio.
         epochs: How long a method may train on ``train``; None for the default of the method.
         seed: Seed of everything random.

@@ -23,7 +23,7 @@ from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import Loss, OwnLoss, autocast, checked_loss
 from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["fisher", "mask_slopes"]
+__all__ = ["fisher", "mask_slopes", "parts_of"]
 
 _log = logging.getLogger(__name__)
 # Examples per gradient. Its mean square is (E g)^2 + Var(g) / n for the mean g of n examples: a part of 32 has 1/32 of
@@ -73,9 +73,7 @@ def mask_slopes(
     sums, count = [np.zeros(size) for size in sizes], 0
     with evaluating(model):
         for batch in batches:
-            pair = on_device(batch, device)
-            # What a batch of the user's own form consists of is not known, so it is not split.
-            for part in [pair] if isinstance(loss, OwnLoss) else _parts(pair):
+            for part in parts_of(on_device(batch, device), loss):
                 masks = [(torch.ones(c) if at is None else at[k]).to(device) for k, c in enumerate(sizes)]
                 masks = [mask.detach().clone().requires_grad_() for mask in masks]
                 with torch.enable_grad(), masked(model, groups, masks), autocast(precision, device):
@@ -87,8 +85,13 @@ def mask_slopes(
     return [total / count for total in sums]
 
 
-def _parts(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Split a batch into interleaved parts of about `_PART` examples."""
+def parts_of(batch: tuple[Any, Any], loss: Loss) -> Iterator[tuple[Any, Any]]:
+    """Split a batch into interleaved parts of about `_PART` examples.
+
+    What a batch of the user's own form consists of is not known, so it is not split.
+    """
+    if isinstance(loss, OwnLoss):
+        return iter([batch])
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
     size = len(leaves[0]) if leaves else 1
     number = max(1, size // _PART)

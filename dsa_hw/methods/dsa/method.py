@@ -11,9 +11,11 @@ neither         Keep ratios, from random inputs with the outputs of the dense ne
 With frozen weights the result depends on masks that are soft for the same share of every group's channels and sharp
 enough to have an effect behind a batch norm, on batch statistics under the masks, on a gradient that is averaged over
 steps and weighed against the cost of each group, and on a budget that falls slowly (docs/guide/allocation.md;
-ablation in docs/benchmarks/cifar10.md). With a ``val`` loader, channels are ranked by `dsa_hw.methods.dsa.fisher`.
-Where there are images without labels, or inputs synthesised from batch-norm statistics, `dsa_hw.allocate` makes them a
-``val`` loader whose targets are the dense network's own answers.
+ablation in docs/benchmarks/cifar10.md). With a ``val`` loader, masks remove channels in the order of
+`dsa_hw.methods.dsa.fisher`, which is right for weights as they are. The channels of the result are those of
+`dsa_hw.methods.dsa.elimination`, because its weights are refitted. Where there are images without labels, or inputs
+synthesised from batch-norm statistics, `dsa_hw.allocate` makes them a ``val`` loader whose targets are the dense
+network's own answers.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tqdm import tqdm
 
 from dsa_hw.errors import DsaError, TrainingError
 from dsa_hw.methods.dsa.allocator import Allocator
+from dsa_hw.methods.dsa.elimination import elimination
 from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.dsa.trainer import Trainer
@@ -34,6 +37,7 @@ from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.methods.registry import register_method
 from dsa_hw.methods.synthetic import output_distance, perturbed, synthetic_batch_size, synthetic_batches
 from dsa_hw.training.loaders import RepeatingLoader, length_of
+from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.modules import copy_module
 from dsa_hw.utils.text import unknown_name
 
@@ -65,7 +69,7 @@ _OPTIONS: dict[str, Any] = {
     "batch_size": None,
 }
 # Validation batches that rank the channels.
-_FISHER_BATCHES = 16
+_RANKING_BATCHES = 16
 
 
 @register_method("dsa")
@@ -91,14 +95,16 @@ def dsa(problem: Problem) -> Proposal:
 def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
     model = problem.model
     loss, importance = problem.loss, problem.importance
+    selection: list[Floats] | None = None
     batches: Any
     if problem.val is not None:
         batches = RepeatingLoader(problem.val, "val")
         if importance == "auto":
-            first: Iterable[Any] = itertools.islice(batches, _FISHER_BATCHES)
+            first = list(itertools.islice(batches, _RANKING_BATCHES))
             if loss is output_distance:  # the dense network's own outputs as targets
-                first = perturbed(first, problem.seed)
+                first = list(perturbed(first, problem.seed))
             found = fisher(model, problem.groups, first, loss, precision=options["precision"])
+            selection = elimination(model, problem.groups, first, loss, precision=options["precision"])
             importance = lambda *_: found  # noqa: E731
     else:
         loss = output_distance
@@ -118,7 +124,8 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
     total = 0 if allocator.finished else options["steps"]
     for _ in tqdm(range(total), desc="allocating", unit="step", delay=2, disable=None if problem.progress else True):
         allocator.step(*[next(batches) for _ in range(options["batches"])])
-    return Proposal(allocator.admm.keep_ratios, model, allocator.importances(), allocator.history)
+    ranking = allocator.importances() if selection is None else selection
+    return Proposal(allocator.admm.keep_ratios, model, ranking, allocator.history)
 
 
 def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
