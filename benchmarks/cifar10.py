@@ -2,7 +2,7 @@
 
     python benchmarks/cifar10.py resnet20 --data DIR --weights resnet20-12fca82f.th   # pretrained, 75 / 50 / 33 % FLOPs
     python benchmarks/cifar10.py vgg --data DIR            # VGG-16-BN at a quarter of its width, 50 / 20 % FLOPs
-    python benchmarks/cifar10.py scratch --data DIR        # ResNet-20 from scratch at 50 % FLOPs
+    python benchmarks/cifar10.py scratch --data DIR --network vgg16_quarter --budgets 0.2 --seeds 0 1 2 3 4
     python benchmarks/cifar10.py guidance --data DIR --weights ...   # train + val, val only, none; and the ablation
     python benchmarks/cifar10.py rationality --data DIR --weights ...
     python benchmarks/cifar10.py overhead --data DIR
@@ -39,6 +39,7 @@ from dsa_hw.methods.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
+from dsa_hw.methods.dsa.elimination import elimination
 from dsa_hw.methods.dsa.fisher import fisher
 from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.dsa.trainer import Trainer
@@ -102,7 +103,7 @@ class Case:
         self.dense = float(self.flops.value(torch.ones(len(self.groups), dtype=torch.float64)))
         self.inputs, self.args = inputs, args
         self._data: dict[int, data.Data] = {}
-        self._ranking: dict[str, Any] = {}
+        self._rankings: dict[tuple[str, int], list[Any]] = {}
         self._logits: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def data(self, seed: int) -> data.Data:
@@ -121,13 +122,20 @@ class Case:
         return replace(problem, **changes)
 
     def ranking(self, seed: int) -> list[Any]:
-        """Fisher information of every channel: the order that all methods share with ``--order fisher``."""
-        if self._ranking.get("seed") != seed:
+        """Fisher information of every channel: the order in which all methods search with ``--order``."""
+        return self._ranked(fisher, seed)
+
+    def selection(self, seed: int) -> list[Any]:
+        """The order in which channels are finally chosen with ``--order``."""
+        return self._ranked({"fisher": fisher, "elimination": elimination}[self.args.order], seed)
+
+    def _ranked(self, how: Callable[..., Any], seed: int) -> list[Any]:
+        if (how.__name__, seed) not in self._rankings:
             problem = self.problem(1.0, seed)
             batches = itertools.islice(iter(self.data(seed).val), 16)
-            found = fisher(self.model, self.groups, batches, problem.loss, precision="bf16")
-            self._ranking = {"seed": seed, "fisher": found}
-        return self._ranking["fisher"]
+            found = how(self.model, self.groups, batches, problem.loss, precision="bf16")
+            self._rankings[how.__name__, seed] = found
+        return self._rankings[how.__name__, seed]
 
     def finish(
         self, network: nn.Module, seed: int, epochs: float = FINETUNE_EPOCHS, cut: Realised | None = None
@@ -232,10 +240,9 @@ def proposed(case: Case, method: str, budget: float, seed: int, cache: dict[Any,
     if name == "dsa":
         guides: dict[str, dict[str, Any]] = {"train": {}, "none": {"train": None, "val": None}}
         problem = replace(problem, **guides.get(variant, {"train": None}))
-    elif case.args.order == "fisher":
+    elif case.args.order != "own":
         ranking = case.ranking(seed)
-        options = {**problem.options, **({"importance": "problem"} if name == "knapsack" else {})}
-        problem = replace(problem, importance=lambda *_: ranking, options=options)
+        problem = replace(problem, importance=lambda *_: ranking)
     return solve(problem, name)
 
 
@@ -248,16 +255,30 @@ def one(case: Case, study: str, method: str, budget: float, seed: int, cache: di
         row |= {"used": used / budget, "allocate_cpu_s": time.process_time() - begin}
     else:
         base, _, extra = method.partition("+")
-        proposal = proposed(case, base, budget, seed, cache)
-        if case.args.order == "fisher":
-            proposal = replace(proposal, importance=case.ranking(seed))
-        realised, row_used = build(case, proposal, budget, seed)
-        network = realised.model
-        row |= {"used": row_used, "allocate_cpu_s": time.process_time() - begin}
+        known = allocated(case, row)
+        if known:
+            widths = np.array([known["widths"][name] for name in case.groups.names])
+            proposal = Proposal(widths / case.groups.sizes, case.model, case.selection(seed))
+            realised, row_used = realise(case.problem(budget, seed), proposal, widths), known["used"]
+        else:
+            proposal = proposed(case, base, budget, seed, cache)
+            if case.args.order != "own":
+                proposal = replace(proposal, importance=case.selection(seed))
+            realised, row_used = build(case, proposal, budget, seed)
+        seconds = known["allocate_cpu_s"] if known else time.process_time() - begin
+        row |= {"used": row_used, "allocate_cpu_s": seconds}
         row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
         epochs = case.args.finetune + float(extra or 0)
-        return row | case.finish(network, seed, epochs, realised if case.args.finish == "recovered" else None)
+        cut = realised if case.args.finish == "recovered" else None
+        return row | case.finish(realised.model, seed, epochs, cut)
     return row | case.finish(network, seed)
+
+
+def allocated(case: Case, row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a recorded run whose widths are taken over: searched alike, with other epochs or selection."""
+    same = ("study", "method", "budget", "seed", "finish")
+    found = [known for known in Book(case.args.out).rows() if all(known.get(k) == row.get(k) for k in same)]
+    return found[0] if found and case.args.order != "own" else None
 
 
 def setting(args: argparse.Namespace) -> dict[str, Any]:
@@ -329,38 +350,44 @@ def vgg(args: argparse.Namespace) -> None:
 
 
 def scratch(args: argparse.Namespace) -> None:
-    """Dense, uniform and DSA under the same 15-epoch cycle."""
-    book = Book(args.out)
-    for method in args.methods or ("dsa", "dense", "uniform"):
-        if book.has(study="scratch", method=method, seed=args.seed):
+    """From scratch under one cycle; every arm has the same steps, and 45,000 images in the first 30% of them.
+
+    ``uniform`` is pruned at initialisation, ``uniform:trainer`` as DSA is, but with dL/dalpha = 0. ``dsa:widths`` has
+    the widths that DSA found with this seed from the start.
+    """
+    book, arms = Book(args.out), args.methods or ("dsa", "dsa:widths", "uniform", "uniform:trainer", "dense")
+    for seed, budget, method in itertools.product(args.seeds, args.budgets or [0.5], arms):
+        study = f"scratch, {args.network} at {100 * budget:g}%, {args.epochs:g} epochs"
+        if book.has(study=study, method=method, seed=seed):
             continue
-        torch.manual_seed(args.seed)
-        model, inputs = load_model("resnet20")
-        case = Case(model, inputs, args)
-        found, begin = case.data(args.seed), time.process_time()
-        row: dict[str, Any] = {"study": "scratch", "method": method, "seed": args.seed, "epochs": args.epochs}
-        if method == "dsa":
-            recipe = Recipe.short(args.epochs, precision="bf16")
-            trainer = Trainer(
-                model, case.groups, budgets.FlopsBudget("50%"), found.train, found.val, recipe,
-                finetune=found.whole,
-                folder=Path(args.cache) / f"scratch_dsa_{args.seed}", progress=args.progress, seed=args.seed,
-            )  # fmt: skip
-            trained = trainer.run()
-            model = trained.model
-            row["widths"] = dict(zip(case.groups.names, trained.widths.tolist(), strict=True))
-        else:
+        torch.manual_seed(seed)
+        case = Case(*load_model(args.network), args)
+        model, groups, found, begin = case.model, case.groups, case.data(seed), time.process_time()
+        allocates = method in ("dsa", "uniform:trainer")
+        if method in ("uniform", "dsa:widths"):
             if method == "uniform":
-                realised, _ = build(case, solve(case.problem(0.5, args.seed), "uniform"), 0.5, args.seed)
-                model = realised.model.to(memory_format=torch.channels_last)
-                row["widths"] = dict(zip(case.groups.names, realised.widths.tolist(), strict=True))
-            # They need no images for keep ratios: all 50,000 from the start. DSA's weights get them in the last stage.
-            recipe = Recipe.short(args.epochs)
-            finetune(
-                model, found.whole, args.epochs, lr=recipe.lr, warm_up=recipe.rise, weight_decay=recipe.weight_decay,
-                precision="bf16", progress=args.progress, folder=args.cache / f"scratch_{method}_{args.seed}",
-            )  # fmt: skip
-        book.add({**row, "accuracy": accuracy(model, found.test), "cpu_s": time.process_time() - begin})
+                proposal, widths = solve(case.problem(budget, seed), "uniform"), None
+            else:
+                known = [r for r in book.rows() if (r["study"], r.get("method"), r.get("seed")) == (study, "dsa", seed)]
+                if not known:
+                    raise SystemExit(f"dsa:widths needs the run of dsa with seed {seed}; name dsa before it.")
+                widths = np.array([known[0]["widths"][name] for name in groups.names])
+                proposal = Proposal(widths / groups.sizes, model)
+            model = realise(case.problem(budget, seed), proposal, widths).model.to(memory_format=torch.channels_last)
+            groups = find_groups(model, case.inputs)
+        limit = budget * case.dense if allocates else 2.0 * case.dense  # the others have nothing to allocate
+        trainer = Trainer(
+            model, groups, CostSet([budgets.flops(groups)], groups.sizes, [limit]), found.train, found.val,
+            Recipe.short(args.epochs, precision="bf16"), finetune=found.whole, progress=args.progress, seed=seed,
+            folder=args.cache / "-".join(map(str, ("scratch", args.network, method, budget, seed, args.epochs))),
+        )  # fmt: skip
+        if method == "uniform:trainer":
+            trainer.allocator.loss = lambda outputs, _: 0.0 * outputs.sum()
+        trained = trainer.run()
+        row = {"study": study, "method": method, "budget": budget, "seed": seed, "epochs": args.epochs}
+        row["widths"] = dict(zip(groups.names, trained.widths.tolist(), strict=True))
+        row["training_loss"] = float(trained.log["loss"].iloc[-1])
+        book.add({**row, "accuracy": accuracy(trained.model, found.test), "cpu_s": time.process_time() - begin})
 
 
 def paper(args: argparse.Namespace) -> None:
@@ -544,13 +571,17 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="*", type=float, help="shares of the FLOPs")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument(
-        "--order", choices=("own", "fisher"), default="own", help="ranking of channels: each method's, or one for all"
+        "--order",
+        choices=("own", "fisher", "elimination"),
+        default="own",
+        help="how channels are chosen: by each method's ranking, or alike (all search by Fisher information then)",
     )
     parser.add_argument(
         "--finish", choices=("plain", "recovered"), default="plain", help="recovered: refit, then distillation"
     )
     parser.add_argument("--finetune", type=float, default=FINETUNE_EPOCHS, help="epochs after the cut (%(default)s)")
-    parser.add_argument("--epochs", type=float, default=15.0)
+    parser.add_argument("--network", default="vgg16_quarter", help="of the study scratch (%(default)s)")
+    parser.add_argument("--epochs", type=float, default=15.0, help="of the study scratch (%(default)s)")
     parser.add_argument("--vgg-epochs", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", nargs="*", default=["resnet20", "resnet56"], help="of the study paper")

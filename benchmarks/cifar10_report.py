@@ -25,9 +25,9 @@ def write_report(rows: pd.DataFrame, pictures: Path) -> None:
     for column in ("finish", "order"):
         rows[column] = rows[column].fillna("") if column in rows else ""
     recovered = rows[rows["finish"] == "recovered"]
-    shared = recovered[(recovered["order"] == "fisher") & (recovered["epochs"] == 2)]
+    shared = recovered[recovered["order"] == "elimination"]
     _allocation_only(shared, pictures / "cifar10_allocation.png")
-    _product(recovered[recovered["method"] == "dsa"])
+    _product(shared[shared["method"] == "dsa"])
     rows = rows[rows["finish"] == ""]
     for study in ("resnet20", "vgg"):
         part = rows[(rows["study"] == study) & (rows["method"] != "dense")]
@@ -55,48 +55,49 @@ def paired(first: pd.Series, second: pd.Series) -> tuple[float, float, int]:
 def _allocation_only(rows: pd.DataFrame, path: Path) -> None:
     """Methods that share ranking, recovery and finish: mean, every seed, and the lead of DSA seed by seed."""
     leads = []
-    for (study, budget), part in rows.groupby(["study", "budget"]):
-        cells = 100 * part.pivot(index="seed", columns="method", values="accuracy")
-        if "dsa" not in cells:
-            continue
-        before = 100 * part.groupby("method")["before"].mean()
-        lines = []
-        for method in cells.mean().sort_values(ascending=False).index:
-            found = cells[method].dropna()
-            lead = ""
-            if method != "dsa":
-                mean, half, count = paired(cells["dsa"], cells[method])
-                lead = f"{mean:+.2f} ± {half:.2f}"
-                leads.append((f"{NETWORKS[str(study)]}, {100 * float(budget):.0f}%: {method} ({count})", mean, half))
-            seeds = ", ".join(f"{value:.2f}" for value in found)
-            lines.append([method, f"{found.mean():.2f}", seeds, f"{before[method]:.1f}", lead])
-        head = ["method", "mean [%]", "by seed [%]", "before [%]", "lead of dsa [points]"]
-        title = f"allocation only: {study} at {100 * float(budget):.0f}% FLOPs"
-        print(f"\n{title}\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
+    for value, title in (("before", "before fine-tuning"), ("accuracy", "after 2 epochs")):
+        for (study, budget), part in rows.dropna(subset=[value]).groupby(["study", "budget"]):
+            part = part.drop_duplicates(["method", "seed"], keep="last")
+            cells = 100 * part.pivot(index="seed", columns="method", values=value)
+            if "dsa" not in cells or len(cells.columns) < 2:
+                continue
+            lines = []
+            for method in cells.mean().sort_values(ascending=False).index:
+                found, lead = cells[method].dropna(), ""
+                if method != "dsa":
+                    mean, half, count = paired(cells["dsa"], cells[method])
+                    lead = f"{mean:+.2f}" + (f" ± {half:.2f}" if count > 1 else "")
+                    name = f"{NETWORKS[str(study)]}, {100 * float(budget):.0f}%, {title}: {method} ({count})"
+                    leads.append((name, mean, half))
+                seeds = ", ".join(f"{one:.2f}" for one in found)
+                lines.append([method, f"{found.mean():.2f}", seeds, lead])
+            head = ["method", "mean [%]", "by seed [%]", "lead of dsa [points], 95% interval"]
+            where = f"{study} at {100 * float(budget):.0f}% FLOPs, {title}"
+            print(f"\nallocation only: {where}\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
     if not leads:
         return
-    figure, axis = plt.subplots(figsize=(8, 0.6 + 0.32 * len(leads)), layout="constrained")
-    places = range(len(leads))[::-1]
-    axis.errorbar([x for _, x, _ in leads], places, xerr=[e for _, _, e in leads], fmt="o", capsize=3, color="black")
+    figure, axis = plt.subplots(figsize=(9, 0.8 + 0.3 * len(leads)), layout="constrained")
+    places = list(range(len(leads)))[::-1]
+    spread = [0.0 if np.isnan(half) else half for _, _, half in leads]
+    axis.errorbar([mean for _, mean, _ in leads], places, xerr=spread, fmt="o", capsize=3, color="black")
     axis.axvline(0.0, color="grey", linewidth=1)
     axis.set_yticks(places, [name for name, _, _ in leads], fontsize=8)
-    axis.set_xlabel("lead of DSA after 2 epochs [points], mean and 95% interval over paired seeds")
+    axis.set_xlabel("lead of DSA [points], mean and 95% interval over paired seeds (number of seeds)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def _product(rows: pd.DataFrame) -> None:
-    """DSA as it ships, with its own ranking, which is the one that the others share in the other table."""
+    """DSA as it ships."""
     lines = []
-    for (study, budget), part in rows.sort_values("seed").groupby(["study", "budget"], sort=False):
+    for (study, budget), part in rows.sort_values("seed").groupby(["study", "budget"]):
         cells = [NETWORKS[str(study)], f"{100 * float(budget):.0f}%"]
-        for name, epochs in (("before", None), ("accuracy", 2), ("accuracy", 10)):
-            chosen = part if epochs is None else part[part["epochs"] == epochs]
-            found = 100 * chosen.drop_duplicates("seed")[name].dropna() if name in chosen else pd.Series(dtype=float)
-            seeds = ", ".join(f"{value:.2f}" for value in found)
+        for name in ("before", "accuracy"):
+            found = 100 * part.dropna(subset=[name]).drop_duplicates("seed")[name] if name in part else pd.Series()
+            seeds = ", ".join(f"{one:.2f}" for one in found)
             cells.append(f"{found.mean():.2f} ({seeds})" if len(found) > 1 else seeds)
         lines.append(cells)
-    head = ["network", "FLOPs", "before [%]", "after 2 epochs [%]", "after 10 epochs [%]"]
+    head = ["network", "FLOPs", "before [%]", "after 2 epochs [%]"]
     print(f"\nproduct\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
 
 

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from cifar10 import Taught, taught_loss
 from torch import nn
 
 import budgets
@@ -43,10 +44,11 @@ from dsa_hw import allocate, find_groups
 from dsa_hw.channels import shrink
 from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.methods.costs import CostSet
-from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.methods.problem import Problem, Proposal, Realised
 from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
 from dsa_hw.pipeline.options import ProfileOptions
+from dsa_hw.pipeline.recovering import recover_network
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.metrics import accuracy
@@ -76,12 +78,13 @@ def main() -> None:
     option("--seeds", nargs="+", type=int, default=[0, 1, 2])
     option("--dense-epochs", type=float, default=8, help="of MobileNetV2 (%(default)s)")
     option("--epochs", type=float, default=2, help="of fine-tuning (%(default)s)")
+    option("--finish", choices=("plain", "recovered"), default="plain", help="recovered: refit, then distillation")
     option("--worker", default="0/1")
     args = parser.parse_args()
     if args.what == "train":  # as many processes as there are cores, rather than threads
         torch.set_num_threads(1)
     if args.what == "report":
-        print(report(args.out))
+        print(report(args.out, args.finish))
         return
     for name in args.models:
         network = Network(name, args)
@@ -287,34 +290,55 @@ def slopes(network: Network, at: float = 0.75) -> pd.DataFrame:
 
 
 def train(network: Network, seed: int, share: float, args: argparse.Namespace) -> None:
-    """Fine-tune every network of a case that was decided, all alike."""
+    """Fine-tune every network of a case that was decided, all alike.
+
+    With ``--finish recovered`` weights are refitted to the dense network first, and it teaches while they are
+    fine-tuned. The refit needs the kept channels, so that Torch-Pruning's network is left out there.
+    """
     part, parts = (int(n) for n in args.worker.split("/"))
     case = {"model": network.name, "seed": seed, "share": share}
+    recovers = args.finish == "recovered"
+    logits: dict[tuple[int, int], list[torch.Tensor]] = {}
     for decided in rows(args.out, what="decided", **case):
         for text, choice in decided["choices"].items():
-            key = {"what": "trained", **case, "network": text}
-            if zlib.crc32(json.dumps(key).encode()) % parts != part or rows(args.out, **key):
+            key = {"what": "trained", **case, "network": text, **({"finish": args.finish} if recovers else {})}
+            done = [row for row in rows(args.out, **key) if row.get("finish", "plain") == args.finish]
+            if zlib.crc32(json.dumps(key).encode()) % parts != part or done:
+                continue
+            if recovers and "kept" not in choice:
                 continue
             images = datasets.load_data("cifar10", args.data, seed=seed)
             if "kept" in choice:
-                model = shrink(network.dense, network.groups, [np.asarray(units) for units in choice["kept"]])
+                kept = [np.asarray(units) for units in choice["kept"]]
+                model = shrink(network.dense, network.groups, kept)
             else:
                 model = torch_pruned(network, choice["ratio"], choice["step"])
+            if recovers:
+                widths = np.array([len(units) for units in kept])
+                costs = CostSet([budgets.flops(network.groups)], network.sizes)
+                problem = Problem(network.dense, network.groups, costs, network.inputs, seed=seed)
+                recover_network(problem, Realised(widths, kept, model), images.train, "refit", lambda *_: None)
             model = model.to(memory_format=torch.channels_last)
-            recalibrate(model, images.train, 10, "bf16")
+            if not recovers:
+                recalibrate(model, images.train, 10, "bf16")
             before = accuracy(model, images.test)
             torch.manual_seed(seed)
-            finetune(model, images.train, args.epochs, lr=0.05, precision="bf16")
+            if recovers:
+                taught = Taught(images.train, network.dense, logits)
+                finetune(model, taught, args.epochs, lr=0.05, precision="bf16", loss=taught_loss)
+            else:
+                finetune(model, images.train, args.epochs, lr=0.05, precision="bf16")
             after = accuracy(model, images.test)
             note(args.out, {**key, "before": before, "accuracy": after, "epochs": args.epochs})
 
 
-def report(path: Path) -> str:
+def report(path: Path, finish: str = "plain") -> str:
     """Mean over seeds of accuracy, latency and FLOPs beside ours, and our lead with its standard error over seeds."""
     lines = []
     for decided in rows(path, what="decided"):
         case = {k: decided[k] for k in ("model", "seed", "share")}
-        trained = {row["network"]: row for row in rows(path, what="trained", **case)}
+        found = rows(path, what="trained", **case)
+        trained = {row["network"]: row for row in found if row.get("finish", "plain") == finish}
         if OURS not in trained:
             continue
         seconds = {text: reading["value"] for text, reading in decided["readings"].items()}
@@ -323,6 +347,7 @@ def report(path: Path) -> str:
                 {
                     **case,
                     "network": text,
+                    "before": 100 * row["before"],
                     "accuracy": 100 * row["accuracy"],
                     "our lead": 100 * (trained[OURS]["accuracy"] - row["accuracy"]),
                     "latency over ours": seconds[text] / seconds[OURS],
@@ -334,9 +359,9 @@ def report(path: Path) -> str:
         return f"{path} has no trained network yet"
     frame = pd.DataFrame(lines)
     by = frame.groupby(["model", "share", "network"], sort=False)
-    table = by[["accuracy", "our lead", "latency over ours", "latency over dense", "FLOPs over dense"]].mean()
-    table.insert(1, "deviation", by["accuracy"].std())
-    table.insert(3, "standard error", by["our lead"].std() / np.sqrt(by["seed"].nunique()))
+    table = by[["before", "accuracy", "our lead", "latency over ours", "latency over dense", "FLOPs over dense"]].mean()
+    table.insert(2, "deviation", by["accuracy"].std())
+    table.insert(4, "standard error", by["our lead"].std() / np.sqrt(by["seed"].nunique()))
     table.insert(0, "seeds", by["seed"].nunique())
     return table.round(3).to_string()
 
