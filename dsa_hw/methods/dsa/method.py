@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
