@@ -3,7 +3,8 @@
 A channel group is a set of units, and a unit is the smallest set of channels that can be removed: one channel almost
 everywhere, the i-th channel of every group of a grouped convolution, a whole head of attention. From example inputs to
 a pruned network: `trace` (operations), `rules` and `identities` (what is removed together), `assemble` (groups),
-`discovery` (verification), `importance` (what to keep), `masking` and `surgery` (without it), `plan` (the file).
+`discovery` (verification), `importance` (what to keep), `masking`, `surgery` and `rewriting` (without it), `plan` (the
+file).
 """
 
 from dsa_hw.channels.discovery import find_groups

@@ -38,7 +38,9 @@ def shrink(
         importance: Importance for `select_channels`; used with widths only.
 
     Returns:
-        A network of the same class with smaller weights. It can be trained, exported, pickled and pruned again.
+        A network of the same class with smaller weights. It can be trained, exported, pickled and pruned again. Modules
+        whose code contains a channel count are replaced by their graph (``Resized...``), which takes any batch size,
+        but images of the size of the example inputs only.
 
     Raises:
         WidthError: ``kept`` does not match ``groups``, or ``groups`` belong to another network.
