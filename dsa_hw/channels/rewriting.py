@@ -247,9 +247,9 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
             made[node] = graph.placeholder(names.pop(0))
             continue
         if node.op == "output" and names is not None:
-            results = iter([made[n] if isinstance(n, fx.Node) else n for n in node.args[0]])
-            spec = given.module.graph._codegen.pytree_info.out_spec
-            graph.output(pytree.tree_unflatten(results, spec))
+            flat: Any = node.args[0]
+            results = [made[n] if isinstance(n, fx.Node) else n for n in flat]
+            graph.output(pytree.tree_unflatten(results, _pytree_info(given.module.graph).out_spec))
             continue
         if node.name in children:
             target, source = children[node.name]
@@ -279,11 +279,16 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
 
 def _argument_names(graph: fx.Graph) -> list[str] | None:
     """Return the names of the arguments of ``forward``, or None if some are not single tensors or numbers."""
-    info = graph._codegen.pytree_info  # type: ignore[attr-defined]
+    info = _pytree_info(graph)
     args, kwargs = pytree.tree_unflatten(range(info.in_spec.num_leaves), info.in_spec)
     names = [name for name in info.orig_args if name != "self"]
     single = all(isinstance(a, int) for a in [*args, *kwargs.values()])
     return names if single and len(names) == info.in_spec.num_leaves else None
+
+
+def _pytree_info(graph: fx.Graph) -> Any:
+    codegen: Any = graph._codegen
+    return codegen.pytree_info
 
 
 class _Root(nn.Module):
@@ -325,7 +330,8 @@ _Line = Callable[[Value, int], Bools]
 def _adapt(graph: fx.Graph, node: fx.Node, operation: TracedOperation, values: Mapping[str, Any], line: _Line) -> None:
     """Adapt the sizes among the arguments of ``node`` to the kept channels."""
     kind, arguments = operation.kind, operation.arguments
-    source = values[operation.node.all_input_nodes[0].name] if operation.node.all_input_nodes else None
+    target: Any = node.target
+    source: Any = values[operation.node.all_input_nodes[0].name] if operation.node.all_input_nodes else None
     if kind in ("view", "reshape", "expand"):
         _set(graph, node, 1, _scaled(graph, node, node.args[1], 0, values[operation.name], line))
     elif kind == "unflatten":
@@ -351,7 +357,7 @@ def _adapt(graph: fx.Graph, node: fx.Node, operation: TracedOperation, values: M
         axis = len(source.shape) - rank - 1
         kept = line(source, axis)
         if arguments["groups"] == kept.size > 1:
-            names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+            names = [a.name for a in target._schema.arguments]
             _set(graph, node, names.index("groups"), int(kept.sum()))
     elif kind in ("unbind", "index", "pad", "roll", "repeat", "unfold", "gather", "index_select") and any(
         not line(source, axis).all() for axis in _touched(operation, source)
@@ -427,5 +433,5 @@ def _set(graph: fx.Graph, node: fx.Node, position: int, value: Any) -> None:
         args[position] = value
         node.args = tuple(args)
     else:
-        name = node.target._schema.arguments[position].name  # type: ignore[union-attr]
-        node.kwargs = {**node.kwargs, name: value}
+        target: Any = node.target
+        node.kwargs = {**node.kwargs, target._schema.arguments[position].name: value}

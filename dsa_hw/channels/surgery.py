@@ -126,7 +126,8 @@ def fit_attributes(module: nn.Module) -> None:
         if isinstance(reference, Tensor):
             module.num_features = reference.shape[0]
     if isinstance(module, nn.RNNBase):
-        module.input_size, module.hidden_size = module.weight_ih_l0.shape[1], module.weight_hh_l0.shape[1]
+        own = dict(module.named_parameters(recurse=False))
+        module.input_size, module.hidden_size = own["weight_ih_l0"].shape[1], own["weight_hh_l0"].shape[1]
     if not isinstance(weight, Tensor):
         return
     if isinstance(module, nn.modules.conv._ConvNd):
