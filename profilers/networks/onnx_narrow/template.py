@@ -8,6 +8,7 @@ is an error that names it; the outputs are checked against the shrunk network (`
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,27 +41,33 @@ class OnnxTemplate:
         shapes: Dense shapes of all tensors, by name.
         sources: For a stored tensor, the parameter of the network that it holds, and the parameter's axis for each of
             its axes (-1 for an added axis of length 1).
+        plain: The same network before it was quantised; itself where it is not.
     """
 
     def __init__(
         self, model: nn.Module, groups: ChannelGroups, inputs: tuple[Any, ...], int8: Int8 | None = None
     ) -> None:
         """Export ``model``, and quantise it where ``int8`` is given: scales are narrowed like the weights."""
+        proto = export(model, inputs)
+        state = {k: v.detach().cpu().numpy() for k, v in model.state_dict(keep_vars=True).items()}
+        self.groups = groups
+        self._read(proto)
+        self.sources = _sources(self.arrays, state)
+        self.plain = self
+        if int8 is not None:
+            self.plain = copy.copy(self)
+            proto = quantise(proto, calibrate(proto, [noise_like(inputs)]), int8)
+            self._read(proto)
+            self.sources = {**self.sources, **_quantised_sources(proto, self.sources)}
+
+    def _read(self, proto: Any) -> None:
         import onnx
         from onnx import numpy_helper
 
-        proto = export(model, inputs)
-        plain = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
-        if int8 is not None:
-            proto = quantise(proto, calibrate(proto, [noise_like(inputs)]), int8)
-        self.groups = groups
         self._tensors = {t.name: t for t in proto.graph.initializer}
         self.arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
         self.shapes = {name: tuple(a.shape) for name, a in self.arrays.items()}
         self.shapes |= _activation_shapes(proto)
-        state = {k: v.detach().cpu().numpy() for k, v in model.state_dict(keep_vars=True).items()}
-        self.sources = _sources(plain, state)
-        self.sources |= _quantised_sources(proto, self.sources)
         self._skeleton = onnx.ModelProto()
         self._skeleton.CopyFrom(_without_weights(proto))
 

@@ -54,8 +54,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Allocation:
         patch.setenv("DSA_HW_CACHE", str(tmp_path_factory.mktemp("cache")))
         rules = MeasuringRules(least_blocks=2, most_blocks=2, rounds=1, least_seconds=0.0)
         return allocate(
-            make()[0], budgets.LatencyBudget("70%"), example_inputs=make()[1], val=data(), target=Int8Formula("int8"),
-            method="uniform", progress=False, profiling=ProfileOptions(samples=14, holdout=0, grid=8, rules=rules),
+            make()[0], budgets.LatencyBudget("70%"), example_inputs=make()[1], val=data(),
+            target=Int8Formula("int8-s8"), method="uniform", progress=False,
+            profiling=ProfileOptions(samples=14, holdout=0, grid=8, rules=rules),
         )  # fmt: skip
 
 
