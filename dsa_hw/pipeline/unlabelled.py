@@ -128,7 +128,8 @@ def _from_folder(model: nn.Module, folder: Path, example: tuple[Any, ...], limit
     if len(shape) != 4 or shape[1] not in (1, 3):
         size = "x".join(map(str, shape)) or f"{len(example)} inputs"
         raise ModelError(f"A folder of images needs a network for 1xCxHxW inputs with 1 or 3 channels; got {size}.")
-    raw = Preprocessing(shape[2:], shape[2:], *NORMALISATIONS["a range of 0 to 1"])
+    side = (shape[2], shape[3])
+    raw = Preprocessing(side, side, *NORMALISATIONS["a range of 0 to 1"])
     (found,) = unlabelled(unlabelled_images(folder, raw, seed=seed), limit, device_of(model))
     found = (found if shape[1] == 3 else found.mean(1, keepdim=True)).to(example[0].dtype)
     if can_match_statistics(model):
