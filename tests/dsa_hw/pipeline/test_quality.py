@@ -230,7 +230,7 @@ def test_an_allocation_with_data_has_both_accuracies(
     assert result.quality.dense == share_interval(64, 64, 0.95)
     assert str(result.quality) in repr(result)
     assert allocate(net, half, train=labelled, **more).quality.source == "training data"
-    images = allocate(net, half, images=[x for x, _ in labelled], **more).quality
+    images = allocate(net, half, images=[x for x, _ in labelled], recovery="refit", **more).quality
     assert (images.source, images.measure, images.inputs) == ("images without labels", AGREEMENT, 8), "an eighth"
 
 
