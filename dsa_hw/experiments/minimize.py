@@ -386,7 +386,7 @@ class _Search:
         path = self.front.folder.path
         write_text(path / "front.csv", table.to_csv(index=False))
         unit = "s" if self.cost.dimension == "time" else self.cost.dimension
-        plots.save(plots.front(table, self.cost.title, unit), path / "front.png")
+        plots.save(plots.front(table, self.cost.title, unit, "validation"), path / "front.png")
         return table
 
     def _check_inputs(self, data: Batches, source: Source, confidence: float) -> None:

@@ -347,13 +347,14 @@ def steps(history: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
+def front(rows: pd.DataFrame, kind: str, unit: str, data: str = "test") -> Figure:
     """Draw a sweep: accuracy against cost, or requested against measured cost where accuracies are unknown.
 
     Args:
         rows: Columns limit, measured, low, high and dense in ``unit``, and accuracy in [0, 1], NaN without data.
         kind: What is limited, in words.
         unit: Times in "s" are drawn in ms, everything else as a share of the dense network.
+        data: What the accuracies were measured on.
     """
     scale = np.full(len(rows), 1e3) if unit == "s" else 100 / rows["dense"].to_numpy(float)
     title = f"measured {kind} [ms]" if unit == "s" else f"{kind} [% of dense]"
@@ -364,7 +365,7 @@ def front(rows: pd.DataFrame, kind: str, unit: str) -> Figure:
         y = 100 * rows["accuracy"].to_numpy(float) if known else asked
         error = np.maximum([x - low, high - x], 0)
         axes.errorbar(x, y, xerr=error, color=COLOURS["latency"], marker="o", ms=5, elinewidth=0.8)
-        axes.set(xlabel=title, ylabel="test accuracy [%]" if known else title.replace("measured", "requested"))
+        axes.set(xlabel=title, ylabel=f"{data} accuracy [%]" if known else title.replace("measured", "requested"))
         if known:
             _two_points_high(axes)
         else:

@@ -50,7 +50,7 @@ def test_without_a_network_that_is_known_to_pass_the_largest_limit_comes_first()
 
 @pytest.fixture(scope="module")
 def dense() -> nn.Module:
-    """A network with the digits' labels as a linear function of its features: right on nearly all training images."""
+    """A network that was trained so long that a short fine-tuning hardly changes its answers."""
     from dsa_hw.training.finetune import finetune
 
     model = net()
