@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
         skipped = (data.skipped if data else 0) + (len(images.skipped) if images else 0)
         if skipped:
-            print(f"  skipped: {skipped} images that cannot be read")
+            print(f"  skipped: {skipped} image{'s' if skipped > 1 else ''} that cannot be read")
         print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {shlex.join(check)}")
     return EXIT_CODES[certificate.verdict]
 

@@ -7,9 +7,11 @@ only (`dsa_hw.utils.weights.read_weights`), wherever they come from.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import sys
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ def hub_file(repository: str, name: str) -> Path:
     with contextlib.suppress(Exception):  # it is not in the cache
         return Path(huggingface_hub.hf_hub_download(**where, local_files_only=True))
     try:
+        _check_network(constants.ENDPOINT)
         with _time_limit():
             return Path(huggingface_hub.hf_hub_download(**where))
     except Exception as error:  # of huggingface_hub, httpx, or the operating system
@@ -90,6 +93,16 @@ def hub_weights(repository: str, name: str | None = None) -> Path:
         except ModelError as error:
             errors.append(error)
     raise errors[0]
+
+
+def _check_network(url: str) -> None:
+    """Look up the host once, where there is no proxy: huggingface_hub retries for a minute and logs every attempt.
+
+    Raises:
+        OSError: There is no such host, or no network.
+    """
+    if not any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        socket.getaddrinfo(urllib.parse.urlsplit(url).hostname, 443)
 
 
 @contextlib.contextmanager
