@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dsa_hw
+import dsa_hw.zoo.torchvision_compat  # before what imports torchvision
 from dsa_hw.pipeline.quality import METRIC, NEGATIVE_LOSS
 from dsa_hw.training.finetune import finetune
 from dsa_hw.utils.weights import read_weights
