@@ -154,7 +154,7 @@ def _graph(module: nn.Module, call: Call, dynamic: Sequence[set[int]]) -> fx.Gra
         lambda t: made.setdefault(id(t), torch.zeros(t.shape, dtype=t.dtype, device=device)),
         call,
     )
-    shapes = torch.export.ShapesCollection()
+    shapes: Any = torch.export.ShapesCollection()
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     for tensor, dims in zip(tensors, dynamic, strict=True):
         if dims:
@@ -187,7 +187,7 @@ def _tensor_inputs(graph: fx.GraphModule) -> list[fx.Node]:
 
 def _computes(operation: TracedOperation) -> bool:
     """Return whether an operation returns tensors, and is no slice of everything, which a trace may leave out."""
-    value = operation.node.meta.get("val")
+    value: Any = operation.node.meta.get("val")
     if operation.kind == "slice" and str(value.shape) == str(operation.node.all_input_nodes[0].meta["val"].shape):
         return False
     return operation.kind != "_assert_tensor_metadata" and isinstance(value, (Tensor, tuple, list))
@@ -232,7 +232,7 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
         if ids.shape[axis] == 1:
             return np.ones(value.shape[axis], bool)
         kept = mask[sizes.units(ids)]
-        return kept.any(axis=tuple(a for a in range(ids.ndim) if a != axis))
+        return np.asarray(kept.any(axis=tuple(a for a in range(ids.ndim) if a != axis)))
 
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
