@@ -4,14 +4,16 @@
     python benchmarks/int8.py profiles --models resnet18 --runtimes onnxruntime/cpu
     python benchmarks/int8.py cases --models resnet18 --runtimes onnxruntime/cpu
     python benchmarks/int8.py again                              # later: verify every certificate
+    python benchmarks/int8.py accuracy --data ~/data --weights ~/data/weights
     python benchmarks/int8.py cifar --data ~/data --weights ~/data/weights
     python benchmarks/int8.py values
     python benchmarks/int8.py summary
 
 ``schemes``: the dense network in fp32 and in every int8 scheme, in one interleaved run. ``profiles``: 40 configurations
 and 10 held out, in int8. ``cases``: pruned to a share of the dense int8 network's latency, with a certificate; the keep
-ratios are uniform and the weights random, since only time is asked here. ``cifar``: a trained ResNet-20 with its
-accuracy on the 10,000 test images. ``values``: the same network with other weights and other calibration inputs.
+ratios are uniform and the weights random, since only time is asked here. ``accuracy`` and ``cifar``: a trained
+ResNet-20, dense and pruned, with its accuracy on the 10,000 test images. ``values``: the same network with other
+weights and other calibration inputs.
 
 One JSON line for each answer in ``--out``; what is in the file is not measured again.
 """
@@ -22,6 +24,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +37,19 @@ from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import MeasurementError
 from dsa_hw.pipeline.allocate import allocate
 from dsa_hw.pipeline.options import ProfileOptions
+from dsa_hw.pipeline.quality import measure_quality
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.pipeline.verification import verify
 from dsa_hw.profiles import Profile
+from dsa_hw.training.recovery import unlabelled
 from dsa_hw.zoo import models
-from dsa_hw.zoo.data import load_data
+from dsa_hw.zoo.data import Data, load_data
 from profilers.measuring.bench import DENSE, Bench
 from profilers.networks.builder import loadables
 from profilers.networks.loaded import Loadable
 from profilers.networks.onnx_export import export, generic
 from profilers.networks.quantisation import SCHEMES, calibrate, quantise
+from profilers.networks.quantised import quantise_network
 from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
 
@@ -136,12 +142,29 @@ def again(name: str, runtime: str, amount: str, args: argparse.Namespace) -> dic
     return {"verdict": str(found.verdict), "utilisation": found.now.utilisation}
 
 
-def cifar(budget: str, precision: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Prune a trained ResNet-20 without labels (refit), and say its accuracy on the test images."""
+def accuracy(runtime: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The trained ResNet-20 in int8 on the test images, in the runtime itself."""
+    model, found = trained(args)
+    images = unlabelled(found.train, 128, torch.device("cpu"))
+    network = quantise_network(model, (torch.zeros(found.shape),), resolve(f"{runtime} int8-u8"), batches=[images])
+    quality = measure_quality(model, network, found.test, source="test data")
+    assert quality.value is not None
+    assert quality.dense is not None
+    return {"accuracy": asdict(quality.value), "dense": asdict(quality.dense), "bytes": len(network.content)}
+
+
+def trained(args: argparse.Namespace) -> tuple[torch.nn.Module, Data]:
+    """ResNet-20 with published weights, and CIFAR-10."""
     found = load_data("cifar10", args.data / "cifar10.npz")
     model, _ = models.load_model("resnet20_a", found.shape)
     state = torch.load(args.weights / "resnet20-12fca82f.th", map_location="cpu", weights_only=True)["state_dict"]
     model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
+    return model.eval(), found
+
+
+def cifar(budget: str, precision: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Prune a trained ResNet-20 without labels (refit), and say its accuracy on the test images."""
+    model, found = trained(args)
     inputs = (torch.zeros(found.shape),)
     runtime = "onnxruntime/cpu"
     target = resolve_for(model, inputs, runtime, precision=precision)
@@ -224,6 +247,10 @@ def run(args: argparse.Namespace) -> None:
     args.cache.mkdir(parents=True, exist_ok=True)
     by_network = {"schemes": schemes, "profiles": profile, "values": values}
     by_budget = {"cases": case, "again": again}
+    if args.what == "accuracy":
+        for runtime in args.runtimes:
+            ask(args, {"runtime": runtime}, accuracy)
+        return
     if args.what == "cifar":
         for precision in args.precisions:
             for budget in args.budgets:
@@ -283,7 +310,7 @@ def summary(args: argparse.Namespace) -> None:
 def main() -> None:
     """Parse, then ask or summarise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("schemes", "profiles", "cases", "again", "cifar", "values", "summary")
+    kinds = ("schemes", "profiles", "cases", "again", "accuracy", "cifar", "values", "summary")
     parser.add_argument("what", choices=kinds)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES))
