@@ -200,9 +200,10 @@ def allocate(
         meters = int8_meters(c.meter for c in constraints)
         if meters:
             bar.say("quantising, and measuring fp32 and int8 side by side")
-            sources: list[tuple[Source, Batches | None]] = [
-                ("images without labels", images), ("training data", train), ("validation data", val),
-            ]  # fmt: skip
+            sources: list[tuple[Source, Batches | None]] = [("training data", train), ("validation data", val)]
+            if unlabelled is not None:
+                used = unlabelled.used
+                sources.insert(0, (unlabelled.source, [used if len(used) > 1 else used[0]]))
             calibration = calibration_inputs(model, inputs, sources, seed)
             networks, calibrations = quantise_all(
                 model, found.model, inputs, meters, calibration, compare, profiling.reading_limit
