@@ -169,7 +169,11 @@ def _graph(module: nn.Module, call: Call, dynamic: Sequence[set[int]]) -> fx.Gra
             warnings.simplefilter("ignore")
             copied = copy_sharing_tensors(module).eval()
             program = torch.export.export(
-                copied, bound.args, bound.kwargs, dynamic_shapes=shapes if any(dynamic) else None, strict=False
+                copied,
+                bound.args,
+                bound.kwargs,
+                dynamic_shapes=shapes if any(dynamic) else None,  # type: ignore[arg-type]
+                strict=False,
             )
             graph = program.module(check_guards=False)
     except Exception:
