@@ -201,7 +201,7 @@ def allocate(
         if meters:
             bar.say("quantising, and measuring fp32 and int8 side by side")
             sources: list[tuple[Source, Batches | None]] = [("training data", train), ("validation data", val)]
-            if unlabelled is not None:
+            if unlabelled is not None and (images is not None or (train is None and val is None)):
                 used = unlabelled.used
                 sources.insert(0, (unlabelled.source, [used if len(used) > 1 else used[0]]))
             calibration = calibration_inputs(model, inputs, sources, seed)
