@@ -172,7 +172,7 @@ def _graph(module: nn.Module, call: Call, dynamic: Sequence[set[int]]) -> fx.Gra
                 copied,
                 bound.args,
                 bound.kwargs,
-                dynamic_shapes=shapes if any(dynamic) else None,  # type: ignore[arg-type]
+                dynamic_shapes=shapes if any(dynamic) else None,
                 strict=False,
             )
             graph = program.module(check_guards=False)
