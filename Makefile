@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS := all,energy,dev,docs
+EXTRAS := all,energy,lightning,transformers,dev,docs
 # CI runs `make test COVERAGE=yes`. On Python 3.11 measuring coverage costs about 45% more CPU time.
 COVERAGE ?=
 
