@@ -62,8 +62,8 @@ def parse_budgets(texts: Sequence[str]) -> list[Budget]:
 def as_budgets(budget: Any) -> list[Budget]:
     """Return one budget or several, or their texts, as a list.
 
-    >>> as_budgets("latency=5ms, flops=50%")
-    [LatencyBudget(amount='5ms'), FlopsBudget(amount='50%', convention='counted')]
+    >>> [str(budget) for budget in as_budgets("latency=5ms, flops=50%")]
+    ['latency <= 5 ms', 'FLOPs <= 50% of the dense network']
 
     Raises:
         BudgetError: There is none, or something is not a budget.

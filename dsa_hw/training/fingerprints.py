@@ -37,6 +37,7 @@ __all__ = ["UnstableError", "check_loader", "fingerprint", "fingerprint_loader"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, Path)
 # Attributes of a loader behind which data, order and random numbers come from.
+_NO_BATCH = "no batch"  # in place of the first batch of an empty loader
 _PARTS = ("loader", "dataset", "sampler", "batch_sampler", "transform", "collate_fn")
 
 
@@ -121,9 +122,13 @@ def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = N
         batch = _first_batch(loader)
     except UnstableError:
         return
-    if isinstance(batch, str):
+    if batch is _NO_BATCH:
         raise TrainingError(f"The {name} loader is empty. Give one with at least one batch.")
     moved = on_device(batch, device_of(model))
+    if not any(isinstance(a, Tensor) for a in tree_leaves(moved)):
+        raise TrainingError(
+            f"The {name} loader must yield tensors, or batches with tensors; got {one_line(batch, 60)!r}."
+        )
     own = isinstance(loss, OwnLoss)
     tensors = [a for a in tree_leaves(moved[0]) if isinstance(a, Tensor)]
     if not all(bool(torch.isfinite(x).all()) for x in tensors if x.is_floating_point()):
@@ -236,7 +241,7 @@ def _first_batch(loader: Any) -> Any:
         try:
             return next(iterator)
         except StopIteration:
-            return "no batch"
+            return _NO_BATCH
         finally:
             if isinstance(iterator, types.GeneratorType):
                 iterator.close()

@@ -215,7 +215,7 @@ def test_labels_are_not_needed_and_not_used() -> None:
 
 @pytest.mark.parametrize(
     ("images", "words"),
-    [([], "yields no inputs"), ([torch.full((4, 3, 12, 12), torch.nan)], "NaN"), (["text"], "must yield tensors")],
+    [([], "loader is empty"), ([torch.full((4, 3, 12, 12), torch.nan)], "NaN"), (["text"], "must yield tensors")],
 )
 def test_unusable_images_are_refused(images: Any, words: str) -> None:
     model = Residual().eval()

@@ -60,7 +60,8 @@ def test_idle_power_is_recognised(trace: Trace) -> None:
     assert found.idle_watts == pytest.approx(idle, rel=0.02)
     assert found.watts > 1.3 * found.idle_watts, "or idle and load are not told apart"
     net = np.median(trace.reported) - idle * trace.seconds
-    assert found.net == pytest.approx(net, rel=0.02)
+    # An error of the idle power counts 2.4 times in what remains of the fourth board.
+    assert found.net == pytest.approx(net, rel=0.04)
 
 
 def test_update_period_of_the_recording_is_found(trace: Trace) -> None:

@@ -41,7 +41,7 @@ def local(tmp_path: Path) -> Iterator[Callable[..., AgentDevice]]:
 
 
 def loaded_on(found: AgentDevice, width: int) -> Any:
-    chain, onnx = (Layer(width, width),), SimpleNamespace(artefact="onnx", precision="fp32")
+    chain, onnx = (Layer(width, width),), SimpleNamespace(artefact="onnx", precision="fp32", int8=None)
     return found.load(artefact_of(chain, onnx), [input_of(chain).numpy()], 1, "cpu")  # type: ignore[arg-type]
 
 
