@@ -30,7 +30,7 @@ from dsa_hw.errors import TrainingError
 from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import Loss, OwnLoss, checked_loss, outputs_of
 from dsa_hw.utils.modules import device_of, evaluating
-from dsa_hw.utils.text import first_line
+from dsa_hw.utils.text import first_line, one_line
 from dsa_hw.zoo.data import Batches
 
 __all__ = ["UnstableError", "check_loader", "fingerprint", "fingerprint_loader"]
