@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,16 @@ def _module() -> Any:
             "Runtime 'openvino' is not installed. Run: pip install 'dsa-hw[openvino]'"
         ) from error
     return openvino
+
+
+@functools.cache
+def _core() -> Any:
+    """Return the one core of this process, which lives as long as the process.
+
+    Its CPU plugin gives the calling thread a stack for signals and frees it with the last core; freed in another
+    thread, the next signal that Python handles (the end of a data loader's worker, say) would end the process.
+    """
+    return _module().Core()
 
 
 @register("openvino")
@@ -56,7 +67,7 @@ class OpenVino(Target):
         }
 
     def _request(self, artefact: bytes, inputs: tuple[Any, ...]) -> Any:
-        core = _module().Core()
+        core = _core()
         try:
             compiled = core.compile_model(core.read_model(artefact), "CPU", self._options())
         except RuntimeError as error:
@@ -106,10 +117,9 @@ def write_ir(content: bytes, path: Path) -> int:
     """
     if path.suffix != ".xml":
         raise ProfileError(f"A file of OpenVINO IR must end in .xml; got {str(path)!r}.")
-    openvino = _module()
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / path.name
-        openvino.save_model(openvino.Core().read_model(content), made, compress_to_fp16=False)
+        _module().save_model(_core().read_model(content), made, compress_to_fp16=False)
         parts = {end: made.with_suffix(end).read_bytes() for end in (".bin", ".xml")}
     for end, part in parts.items():
         write_bytes(path.with_suffix(end), part)

@@ -24,6 +24,7 @@ from dsa_hw.pipeline.result import Allocation
 from dsa_hw.pipeline.verification import verify
 from dsa_hw.utils.documents import sealed
 from profilers import MeasuringRules
+from profilers.targets.openvino import _core
 from tests.fakes.formula import Net
 from tests.fakes.int8_formula import Int8Formula, seconds_of
 
@@ -168,10 +169,8 @@ def test_export_writes_int8_again_from_weights_and_calibration(
     assert main([*words, "--format", "openvino", "--json"]) == 0
     out = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["out"])
     assert out == folder / "model.int8.xml"
-    import openvino
-
     image = data()[0][0][:1].numpy()
-    found = openvino.Core().compile_model(out, "CPU")(image)[0]
+    found = _core().compile_model(out, "CPU")(image)[0]
     (network,) = result.quantised.values()
     wanted = network(data()[0][0][:1]).numpy()
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)

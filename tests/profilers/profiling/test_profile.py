@@ -196,9 +196,6 @@ profilers.profile(model, inputs, Slow(), samples=4, holdout=2, grid=8, out=sys.a
 """
 
 
-@pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ, reason="ends the xdist worker in complete runs, cause not known; run it alone"
-)
 def test_killed_profile_keeps_its_runs_and_can_be_used(tmp_path: Path) -> None:
     out = tmp_path / "p.sqlite"
     process = subprocess.Popen([sys.executable, "-c", _SLOW, str(out)], env=dict(os.environ))

@@ -296,3 +296,30 @@ def test_compile_runs_compiled_code_for_every_configuration() -> None:
         loaded = target.load(nn.Sequential(nn.Linear(4, width), nn.ReLU()), (x,))
         assert loaded.run(2).shape == (2,)
     assert counters["stats"]["unique_graphs"] >= 2, "a compiled graph for each width, no falling back to eager"
+
+
+_DROPPED = """
+import faulthandler, gc, signal, threading, onnx, torch
+from onnx import TensorProto, helper
+from profilers.targets import resolve
+
+faulthandler.enable()
+shape = [1, 3, 8, 8]
+ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "xy"]
+graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+kept = [resolve("openvino/cpu").load(content, (torch.zeros(shape),))]
+kept[0].run(1)
+drop = threading.Thread(target=lambda: (kept.clear(), gc.collect()))
+drop.start()
+drop.join()
+signal.signal(signal.SIGCHLD, lambda number, frame: print("handled"))
+signal.raise_signal(signal.SIGCHLD)
+"""
+
+
+def test_signal_after_openvino_was_dropped_in_another_thread() -> None:
+    """The runtime gives the thread that loads a stack for signals; it must not be freed while that thread lives."""
+    pytest.importorskip("openvino")
+    done = subprocess.run([sys.executable, "-c", _DROPPED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
