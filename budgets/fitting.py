@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import platform
+import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from math import lcm
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,8 @@ from dsa_hw.utils.arrays import Floats
 __all__ = ["fit"]
 
 _log = logging.getLogger(__name__)
+# Titles of targets on GPUs, e.g. "torch/cuda:1 fp16".
+_GPU: Final = re.compile(r"/(cuda|xpu|mps)\b|tensorrt")
 
 
 def fit(
@@ -89,7 +93,11 @@ def fit(
     if groups is None and candidates is None:
         notes.append("no channel groups given: topology-free estimators need many more configurations")
         _log.warning("Profile: %s.", notes[-1])
-    contenders = dict(candidates) if candidates is not None else all_candidates(groups, outside)
+    contenders = (
+        dict(candidates)
+        if candidates is not None
+        else all_candidates(groups, outside, gpu=bool(_GPU.search(profile.target)))
+    )
     alpha, cost = rows.points(rows.train)
     anchor = rows.points(rows.anchor) if len(rows.anchor) else None
     held = rows.points(rows.holdout)

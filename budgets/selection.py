@@ -16,9 +16,11 @@ from sklearn.model_selection import RepeatedKFold
 from budgets.blocks import Blocks
 from budgets.conformal import fit_rows
 from budgets.features import FeatureMap
+from budgets.kernels import kernel_shapes
 from budgets.regression import (
     BilinearRidge,
     CostRegressor,
+    FastestKernel,
     GPResidual,
     MonotoneBoosting,
     PerOperationAdditive,
@@ -37,7 +39,9 @@ DEFAULT: Final = "physics"
 _BLOCKS: Final = (8, 16, 32)
 
 
-def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> dict[str, CostRegressor]:
+def candidates(
+    groups: Groups | None = None, outside: str = "extrapolate", gpu: bool = False
+) -> dict[str, CostRegressor]:
     """Return the estimators that ``budgets.fit`` compares, by name.
 
     "flops" (a constant and multiply-adds) is the cost that FLOPs budgets assume.
@@ -45,6 +49,7 @@ def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> di
     Args:
         groups: Channel groups; without them the estimators do not know which groups meet in which operation.
         outside: Beyond the profiled range: "extrapolate", "clip" or "refuse".
+        gpu: Whether the target is a GPU, whose library picks an algorithm for each operation.
     """
     coarse: FeatureMap | None = None
     classes: FeatureMap | None = None
@@ -64,6 +69,10 @@ def candidates(groups: Groups | None = None, outside: str = "extrapolate") -> di
         for block, narrow in product(_BLOCKS, (False, True)):
             name = f"physics, blocks of {block}" + (", narrow inputs" if narrow else "")
             found[name] = PhysicsNNLS(columns, blocks=Blocks(block, sizes, channels, narrow), outside=outside)
+    if groups is not None and gpu:
+        shapes, covered = kernel_shapes(groups)
+        rest = physics_features(groups, without=covered)
+        found["fastest kernel"] = FastestKernel(rest, shapes=shapes, outside=outside)
     found["topology quadratic"] = TopologyQuadratic(classes, outside=outside)
     found["bilinear ridge"] = BilinearRidge(classes, outside=outside)
     found["physics + gp"] = GPResidual(classes, outside=outside)

@@ -8,7 +8,7 @@ multiply-adds of convolutions that read less than a block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -106,7 +106,9 @@ def unit_channels(groups: Groups) -> tuple[int, ...]:
     return tuple(max(1, round(float(c))) if np.isfinite(c) else 1 for c in found)
 
 
-def physics_features(groups: Groups, granularity: str = "classes", blocks: bool = False) -> FeatureMap:
+def physics_features(
+    groups: Groups, granularity: str = "classes", blocks: bool = False, without: Collection[str] = ()
+) -> FeatureMap:
     """Return the physics features of a network.
 
     Args:
@@ -115,6 +117,7 @@ def physics_features(groups: Groups, granularity: str = "classes", blocks: bool 
             features and the constant); ``"classes"`` by class of operation (up to 20); ``"operations"`` gives every
             convolution and matrix product its own feature and keeps the classes for the rest.
         blocks: Whether the map is of the 3 K columns that a `budgets.blocks.Blocks` returns instead of keep ratios.
+        without: Operations whose multiply-adds are left out.
 
     Returns:
         A map of K keep ratios to d features, each 1 at alpha = 1. With ``blocks``, of 3 K columns, each 1 where all
@@ -141,7 +144,8 @@ def physics_features(groups: Groups, granularity: str = "classes", blocks: bool 
         work = "work" if granularity == "coarse" else f"{work_class(operation)} work"
         if own:
             classes[f"{work}: {operation.name}"] = work
-        charge(f"{work}: {operation.name}" if own else work, *operation.flops)
+        if operation.name not in without:
+            charge(f"{work}: {operation.name}" if own else work, *operation.flops)
         if granularity == "coarse":
             charge("activation bytes", *traffic)
             charge("weight bytes", *weights)

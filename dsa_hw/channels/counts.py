@@ -63,6 +63,7 @@ class Operation:
         view: Whether it moves no data (reshape, transpose, slice, ...).
         depthwise: Whether it is a depthwise convolution.
         itemsize: Bytes per element of its output.
+        images: First dimension of its output, the batch.
     """
 
     name: str
@@ -75,3 +76,4 @@ class Operation:
     view: bool
     depthwise: bool
     itemsize: int
+    images: int = 1

@@ -135,6 +135,7 @@ class Sizes:
                     view=_is_view(traced),
                     depthwise=traced.kind.startswith("conv") and any(len(t.factors) == 1 for t in terms),
                     itemsize=written[0].itemsize if written else 4,
+                    images=int(written[0].shape[0]) if written and written[0].shape else 1,
                 )
             )
         return tuple(result)

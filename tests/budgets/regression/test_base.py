@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from budgets.regression import (
     BilinearRidge,
     CostRegressor,
+    FastestKernel,
     GPResidual,
     MonotoneBoosting,
     PerOperationAdditive,
@@ -26,7 +27,7 @@ from budgets.regression import (
     ResidualBoosting,
     TopologyQuadratic,
 )
-from budgets.selection import candidates
+from budgets.selection import candidates as all_candidates
 from budgets.work_classes import physics_features
 from dsa_hw.errors import ProfileError
 
@@ -36,6 +37,7 @@ ESTIMATORS = [
     PerOperationAdditive,
     TopologyQuadratic,
     BilinearRidge,
+    FastestKernel,
     GPResidual,
     MonotoneBoosting,
     ResidualBoosting,
@@ -47,11 +49,16 @@ NAMES = [
     "physics, blocks of 16",
     "physics, blocks of 16, narrow inputs",
     "per operation",
+    "fastest kernel",
     "topology quadratic",
     "bilinear ridge",
     "physics + gp",
     "monotone boosting",
 ]
+
+
+def candidates(groups: Any, outside: str = "extrapolate") -> dict[str, CostRegressor]:
+    return all_candidates(groups, outside, gpu=True)
 
 
 @pytest.mark.parametrize("estimator", [kind() for kind in ESTIMATORS], ids=lambda e: type(e).__name__)
@@ -115,7 +122,7 @@ def test_smooth_is_the_torch_value(data: Data, name: str) -> None:
     np.testing.assert_allclose(model.smooth(points), model.value(torch.tensor(points)).numpy(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "monotone boosting"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("monotone boosting", "fastest kernel")])
 def test_torch_value_is_the_prediction(data: Data, name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
@@ -132,9 +139,7 @@ def test_torch_value_is_the_prediction(data: Data, name: str) -> None:
     assert model.value(tensor.float()).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "name", ["physics", "physics, coarse", "flops", "physics, blocks of 16", "per operation", "monotone boosting"]
-)
+@pytest.mark.parametrize("name", [*NAMES[:4], "per operation", "fastest kernel", "monotone boosting"])
 def test_monotone_models_do_not_fall_in_100000_pairs(data: Data, name: str) -> None:
     groups, alpha, y = data
     model = candidates(groups)[name].fit(alpha, y)
@@ -147,7 +152,7 @@ def test_monotone_models_do_not_fall_in_100000_pairs(data: Data, name: str) -> N
     below, above = (np.concatenate([model.at(part) for part in np.array_split(x, 20)]) for x in (low, high))
     # Sums of the same positive numbers in the same order: rounding may differ in the last bits only.
     assert int((above < below * (1 - 1e-14)).sum()) == 0
-    if name in ("monotone boosting", "physics, blocks of 16"):
+    if name in ("monotone boosting", "fastest kernel", "physics, blocks of 16"):
         smooth = [torch.cat([model.value(part) for part in torch.tensor(x[:5000]).split(500)]) for x in (low, high)]
         assert bool((smooth[1] >= smooth[0] * (1 - 1e-12)).all())
 
@@ -242,7 +247,7 @@ def test_points_outside_the_range_are_clipped_refused_or_extrapolated(data: Data
             call()
 
     extrapolate = candidates(groups)[name].fit(alpha, y)
-    if isinstance(extrapolate, (PhysicsNNLS, PerOperationAdditive)):
+    if isinstance(extrapolate, (PhysicsNNLS, PerOperationAdditive, FastestKernel)):
         assert extrapolate.predict(beyond[None])[0] > clip.predict(beyond[None])[0]
     with pytest.raises(ProfileError, match="extrapolate, clip, refuse"):
         PhysicsNNLS(outside="guess").fit(alpha, y)
