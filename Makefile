@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS := all,energy,lightning,transformers,dev,docs
-# CI runs `make test COVERAGE=yes`. On Python 3.11 measuring coverage costs about 45% more CPU time.
+# `make test COVERAGE=yes` measures coverage too, which costs about 45% more CPU time on Python 3.11.
 COVERAGE ?=
 
 .PHONY: demo test speed lint docs dist-check clean

@@ -19,6 +19,7 @@ class Formula(Target):
     """``base`` seconds and ``per`` for every weight, output channels rounded up to a ``multiple``."""
 
     artefact = "onnx"
+    cache = 0  # one copy of each network is enough
     base, per, multiple = 1e-3, 1e-7, 1
 
     def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:

@@ -37,6 +37,7 @@ class Formula(Target):
     """
 
     runtime = "formula"
+    cache = 0  # one copy of each network is enough
     factor = 1.0
 
     def __init__(self, noise: float = 0.002) -> None:

@@ -110,6 +110,7 @@ class Chip(Target):
     """The simulated device as a target."""
 
     runtime = "chip"
+    cache = 0  # one copy of each network is enough
 
     def __init__(self, device: Device) -> None:
         super().__init__("cpu")
