@@ -24,8 +24,10 @@ _HOMES = {
     "MemoryBudget": "budgets.budget",
     "ParamsBudget": "budgets.budget",
     "activation_memory": "budgets.analytic",
+    "arena": "budgets.microcontroller",
     "estimated_energy": "budgets.analytic_energy",
     "fit": "budgets.fitting",
+    "flash": "budgets.microcontroller",
     "flops": "budgets.analytic",
     "load_cost_model": "budgets.cost_model",
     "params": "budgets.analytic",
@@ -43,8 +45,10 @@ __all__ = [
     "MemoryBudget",
     "ParamsBudget",
     "activation_memory",
+    "arena",
     "estimated_energy",
     "fit",
+    "flash",
     "flops",
     "load_cost_model",
     "params",
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     )
     from budgets.cost_model import CostModel, load_cost_model
     from budgets.fitting import fit
+    from budgets.microcontroller import arena, flash
     from budgets.work_classes import physics_features
 
 

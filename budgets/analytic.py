@@ -25,7 +25,7 @@ from dsa_hw.channels.counts import Term
 from dsa_hw.errors import BudgetError, WidthError
 from dsa_hw.utils.arrays import Floats, Ints
 
-__all__ = ["AnalyticCost", "PeakCost", "activation_memory", "flops", "params", "quadratics"]
+__all__ = ["AnalyticCost", "Counted", "PeakCost", "activation_memory", "flops", "params", "quadratics"]
 
 
 def flops(groups: ChannelGroups, convention: str = "counted") -> AnalyticCost:
@@ -108,7 +108,7 @@ def _undominated(steps: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class _Counted:
+class Counted:
     """Common part of the counted costs."""
 
     name: str
@@ -144,7 +144,7 @@ class _Counted:
 
 
 @dataclass(frozen=True, eq=False)
-class AnalyticCost(_Counted):
+class AnalyticCost(Counted):
     """Quadratic cost F(alpha) = alpha' A alpha + B' alpha + c."""
 
     quadratic: Quadratic = field(repr=False)
@@ -167,7 +167,7 @@ class AnalyticCost(_Counted):
 
 
 @dataclass(frozen=True, eq=False)
-class PeakCost(_Counted):
+class PeakCost(Counted):
     """Maximum of affine forms, F(alpha) = max over steps of (s_0 + s' alpha).
 
     ``steps`` is (T, 1 + K), the constant first.

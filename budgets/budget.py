@@ -1,6 +1,6 @@
 """Budgets: an upper limit on one cost of a network.
 
-A budget is counted (`CountedBudget`: FLOPs, parameters, activation memory, estimated energy) or measured on a target
+A budget is counted (`CountedBudget`: FLOPs, parameters, memory, estimated energy) or measured on a target
 (`MeasuredBudget`: latency, energy). `BUDGETS` lists the classes by their key, the name used on the command line and in
 tables.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from budgets.analytic import AnalyticCost, PeakCost
     from budgets.analytic_energy import EstimatedEnergy
     from budgets.cost_model import CostModel
+    from budgets.microcontroller import ArenaCost
     from dsa_hw.channels import ChannelGroups
     from dsa_hw.profiles import Profile
 
@@ -190,7 +191,7 @@ class Budget:
 class CountedBudget(Budget):
     """A budget on a cost that is computed from the channel groups."""
 
-    def cost(self, groups: ChannelGroups) -> AnalyticCost | PeakCost:
+    def cost(self, groups: ChannelGroups) -> AnalyticCost | PeakCost | ArenaCost:
         """Return the cost as a function of the keep ratios."""
         raise NotImplementedError
 
@@ -238,19 +239,48 @@ class ParamsBudget(CountedBudget):
 
 @dataclass(frozen=True)
 class MemoryBudget(CountedBudget):
-    """Peak activation memory of one inference: ``"64MiB"``, ``"50MB"``, ``"60%"``.
+    """Memory of one inference: ``"64MiB"``, ``"50MB"``, ``"60%"``.
 
     >>> print(MemoryBudget("64MiB"))
     activation memory <= 64 MiB
+    >>> print(MemoryBudget("256KiB", part="sram"))
+    SRAM (int8 arena, vela) <= 256 KiB
+
+    Args:
+        amount: See `Budget`.
+        part: ``"activations"`` for the peak of live activations in their own type. On a microcontroller, in int8,
+            ``"sram"`` for the arena and ``"flash"`` for weights, biases and scales; see ``budgets.microcontroller``.
+        planner: Who lays out ``"sram"`` and ``"flash"``: ``"vela"`` (Arm Ethos-U) or ``"tflite-micro"``.
     """
+
+    part: str = field(default="activations", kw_only=True)
+    planner: str = field(default="vela", kw_only=True)
 
     key: ClassVar[str] = "memory"
     title: ClassVar[str] = "activation memory"
     dimension: ClassVar[str] = "memory"
+    file_options: ClassVar[Mapping[str, Collection[str] | None]] = {
+        "part": ("activations", "sram", "flash"),
+        "planner": ("vela", "tflite-micro"),
+    }
 
-    def cost(self, groups: ChannelGroups) -> PeakCost:
-        """Return the peak of the live activations as a function of the keep ratios."""
-        return budgets.activation_memory(groups)
+    def __post_init__(self) -> None:
+        """Parse and check."""
+        super().__post_init__()
+        for name, known in self.file_options.items():
+            if getattr(self, name) not in (known or ()):
+                names = ", ".join(map(repr, known or ()))
+                raise BudgetError(f"MemoryBudget: `{name}` must be one of {names}; got {getattr(self, name)!r}.")
+        if self.part != "activations":
+            words = "SRAM (int8 arena" if self.part == "sram" else "flash (int8 weights"
+            object.__setattr__(self, "title", f"{words}, {self.planner})")
+
+    def cost(self, groups: ChannelGroups) -> AnalyticCost | PeakCost | ArenaCost:
+        """Return the bytes as a function of the keep ratios."""
+        if self.part == "activations":
+            return budgets.activation_memory(groups)
+        count = budgets.arena if self.part == "sram" else budgets.flash
+        return count(groups, self.planner)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Budgets as text, ``latency=5ms``, ``flops=50%`` or ``latency.p95=8ms``, and several of them in one argument."""
+"""Budgets as text, ``latency=5ms``, ``latency.p95=8ms`` or ``memory.sram=256KiB``, and several in one argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from budgets.budget import BUDGETS, Budget
+from budgets.budget import BUDGETS, Budget, MemoryBudget
 from dsa_hw.errors import BudgetError
 from dsa_hw.utils.text import one_line, unknown_name
 
@@ -15,17 +15,20 @@ __all__ = ["BudgetLike", "as_budgets", "parse_budget", "parse_budgets"]
 BudgetLike = Budget | str
 """A budget, or its text."""
 _EXAMPLES = (
-    "latency=5ms, latency=50%, latency.p95=8ms, flops=50%, params=2M, memory=64MiB, energy=40mJ or estimated_energy=50%"
+    "latency=5ms, latency=50%, latency.p95=8ms, flops=50%, params=2M, memory=64MiB, memory.sram=256KiB, "
+    "memory.flash=1MiB, energy=40mJ or estimated_energy=50%"
 )
 
 
 def parse_budget(text: str) -> Budget:
-    """Return a budget; a percentile after the name limits that percentile of the runs.
+    """Return a budget; what follows the name after a dot is a percentile of the runs, or a part of the memory.
 
     >>> parse_budget("flops=50%")
     FlopsBudget(amount='50%', convention='counted')
     >>> print(parse_budget("latency.p95=8ms"))
     latency <= 8 ms in 95% of runs
+    >>> print(parse_budget("memory.sram.tflite-micro=256KiB"))
+    SRAM (int8 arena, tflite-micro) <= 256 KiB
 
     Raises:
         BudgetError: The text is not a budget.
@@ -37,11 +40,24 @@ def parse_budget(text: str) -> Budget:
     if kind not in BUDGETS:
         raise BudgetError(unknown_name("cost", kind, BUDGETS))
     options: dict[str, Any] = {}
-    if tail:
+    if tail and kind == "memory":
+        options = _memory_part(tail, text)
+    elif tail:
         if kind != "latency" or not re.fullmatch(r"p[1-9][0-9]?", tail):
             raise BudgetError(f"Only latency has percentiles, p1 to p99, as in latency.p95=8ms; got {text!r}.")
         options["quantile"] = int(tail[1:]) / 100
     return BUDGETS[kind](amount.strip(), **options)
+
+
+def _memory_part(tail: str, text: str) -> dict[str, Any]:
+    """Return the options of ``sram``, ``flash``, and of either with a planner behind another dot."""
+    part, dot, planner = tail.partition(".")
+    if part not in ("sram", "flash") or (dot and planner not in (MemoryBudget.file_options["planner"] or ())):
+        raise BudgetError(
+            "Memory has the parts sram and flash, as in memory.sram=256KiB (Arm Ethos-U, as Vela plans it) or "
+            f"memory.sram.tflite-micro=256KiB; got {one_line(text, 60)!r}."
+        )
+    return {"part": part, **({"planner": planner} if dot else {})}
 
 
 def parse_budgets(texts: Sequence[str]) -> list[Budget]:
@@ -53,8 +69,8 @@ def parse_budgets(texts: Sequence[str]) -> list[Budget]:
     found = [parse_budget(text) for text in texts]
     for i, budget in enumerate(found):
         for other in found[:i]:
-            same = type(budget) is type(other)
-            if same and getattr(budget, "quantile", None) == getattr(other, "quantile", None):
+            named = ("quantile", "part", "planner")
+            if type(budget) is type(other) and all(getattr(budget, n, None) == getattr(other, n, None) for n in named):
                 raise BudgetError(f"Two budgets limit the same cost. Keep the smaller one of {other} and {budget}.")
     return found
 
