@@ -222,7 +222,8 @@ class Bench:
             have = kept.setdefault(name, [])
             while len(have) < wanted:
                 have.append((dense if name == DENSE else networks[name]).load())
-                self._warm_up(have[-1])
+                if self.target.warms_up:
+                    self._warm_up(have[-1])
         # A block measures for about as long as it took to load: fast networks are visited more often.
         least = max(rules.least_seconds, min(self._clock() - loading, _LONGEST_LOADING))
         begin, rounds, number = self._clock(), 0, self._blocks

@@ -1,9 +1,10 @@
 """The agent that measures on a board, in one file.
 
-The file is sent to the board over ssh and run there. It needs Python 3.8 or later, numpy and onnxruntime, and imports
-nothing else of dsa_hw. Nothing is installed. The agent is one process that reads requests from standard input and
-answers on standard output. It ends when its input ends, when no request comes for a while, or when a request exceeds
-its time limit (an alarm of the kernel, which also ends a runtime that hangs).
+The file is sent to the board over ssh and run there. It needs Python 3.8 or later and imports nothing else of dsa_hw.
+Networks are run by ONNX Runtime within the process (which needs numpy and onnxruntime), or by a program of the board,
+one process for each step: NVIDIA's ``trtexec`` or LiteRT's ``benchmark_model``. Nothing is installed. The agent reads
+requests from standard input and answers on standard output. It ends when its input ends, when no request comes for a
+while, or when a request exceeds its time limit (an alarm of the kernel, which also ends a runtime that hangs).
 
 A frame is two lengths (header, payload; big-endian, 4 bytes each), a JSON object, and raw bytes. Nothing is pickled.
 Artefacts are kept in a folder of the user under their SHA-256, from which alone file names are made. An artefact is
@@ -21,16 +22,19 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections import OrderedDict
 from typing import Any, BinaryIO, Callable, Dict  # noqa: UP035  (for Python 3.8)
 
 __all__ = ["BANNER", "DTYPES", "LENGTHS", "Agent", "RefusalError", "frame", "read_frame", "write_frame"]
 
-VERSION = 3
+VERSION = 4
 BANNER = b"dsa-hw-agent %d\n" % VERSION
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
@@ -180,6 +184,11 @@ class Artefacts:
         os.utime(self._path(name))  # the least recently used is deleted first
         return data
 
+    def path(self, name: str) -> str:
+        """Return the path of an announced artefact whose content was verified now."""
+        self.get(name)
+        return self._path(name)
+
     def _announced(self, name: Any) -> int:
         if not isinstance(name, str) or not _HASH.fullmatch(name) or name not in self.announced:
             raise RefusalError("unannounced", "this artefact was not announced")
@@ -208,7 +217,7 @@ class Artefacts:
         files = []
         for entry in os.scandir(self.folder):
             about = entry.stat(follow_symlinks=False)
-            if _HASH.fullmatch(entry.name[:64]) and entry.name[64:] in ("", ".part"):
+            if _HASH.fullmatch(entry.name[:64]) and entry.name[64:] in ("", ".part", ".engine"):
                 files.append((about.st_mtime, about.st_size, entry.name))
         return sorted(files)
 
@@ -251,7 +260,7 @@ def _runtime() -> Any:
 
 
 class Network:
-    """A session with its inputs; ``once`` does one complete run."""
+    """A session of ONNX Runtime with its inputs; ``once`` does one complete run."""
 
     def __init__(self, artefact: bytes, arrays: list[Any], threads: int, device: str) -> None:
         self.size = 3 * len(artefact)
@@ -271,6 +280,15 @@ class Network:
             self.once()  # refuse a network that cannot run
         except Exception as error:
             raise RefusalError("network", f"it does not run: {_one_line(error)}") from error
+
+    def times(self, runs: int) -> list[float]:
+        """Return the seconds of each run."""
+        once, clock = self.once, time.perf_counter
+        stamps = [clock()]
+        for _ in range(runs):
+            once()
+            stamps.append(clock())
+        return [stamps[i + 1] - stamps[i] for i in range(runs)]
 
     def _bind(self, feed: dict[str, Any]) -> None:
         """Keep inputs and outputs on the device; a run ends with its stream."""
@@ -313,6 +331,161 @@ def _session(artefact: bytes, threads: int, device: str) -> Any:
     return session
 
 
+# Programs of the board ------------------------------------------------------------------------------------------------
+
+_PROGRAMS = {
+    "tensorrt": ("trtexec", "/usr/src/tensorrt/bin/trtexec"),  # JetPack and the packages of NVIDIA install it there
+    "litert": ("benchmark_model", "~/benchmark_model"),
+}
+_REPORT = 2**26  # most bytes of a file that a program writes
+_WARM_MS = 200  # milliseconds of runs before those that count: a new process begins with low clocks
+_WARM_RUNS = 3
+
+
+class Trtexec:
+    """NVIDIA's ``trtexec``: builds engines and times them, in a process of its own for each step.
+
+    The precision is that of the ONNX file. Its flag depends on the version, and is found in the program's own help:
+    ``--stronglyTyped`` where there is one (TensorRT 10), else ``--fp16`` or ``--int8`` (8.5 to 9), else nothing (11,
+    where every network is strongly typed).
+    """
+
+    def __init__(self, binary: str, folder: str) -> None:
+        self.binary, self.folder = binary, folder
+        text = _run([binary, "--help"], 60.0)
+        found = re.search(r"\[TensorRT v(\d{4,6})\]", text)
+        if not found or "--exportTimes" not in text:
+            raise RefusalError("runtime", f"{binary} --help does not look like that of trtexec")
+        self.version = _tensorrt_version(int(found.group(1)))
+        self._flags = {flag for flag in ("--stronglyTyped", "--fp16", "--int8") if flag in text}
+
+    def flags(self, precision: str) -> list[str]:
+        """Return the flags that build an engine of a precision."""
+        if "--stronglyTyped" in self._flags:
+            return ["--stronglyTyped"]
+        wanted = {"fp16": ["--fp16"], "int8": ["--int8"]}.get(precision, [])
+        if wanted and self._flags and not self._flags.issuperset(wanted):
+            raise RefusalError("runtime", f"this trtexec has no {wanted[0]}")
+        return wanted if self._flags else []
+
+    def load(self, name: str, path: str, precision: str) -> Engine:
+        """Build the engine of an ONNX file, unless it is stored."""
+        flags = self.flags(precision)
+        key = hashlib.sha256(" ".join([name, self.version, *flags]).encode()).hexdigest()
+        engine = os.path.join(self.folder, key + ".engine")
+        if not os.path.exists(engine):
+            made = os.path.join(self.folder, key + ".part")
+            cache = os.path.join(self.folder, f"timing-{self.version}.cache")
+            # One run: the flag that skips it has another name in each version.
+            once = ["--iterations=1", "--duration=0", "--warmUp=0"]
+            _run([self.binary, f"--onnx={path}", f"--saveEngine={made}", f"--timingCacheFile={cache}", *flags, *once])
+            os.replace(made, engine)
+        os.utime(engine)  # the least recently used is deleted first
+        return Engine(self.binary, engine)
+
+
+class Engine:
+    """A TensorRT engine in a file."""
+
+    size = 0
+
+    def __init__(self, binary: str, path: str) -> None:
+        self._binary, self._path = binary, path
+
+    def times(self, runs: int) -> list[float]:
+        """Return the seconds that the GPU computes in each run, in one process, without data transfers."""
+        with tempfile.NamedTemporaryFile(suffix=".json") as report:
+            command = [self._binary, f"--loadEngine={self._path}", f"--exportTimes={report.name}"]
+            command += [f"--iterations={runs}", "--duration=0", f"--warmUp={_WARM_MS}"]
+            _run([*command, "--noDataTransfers", "--useSpinWait"])
+            text = report.read(_REPORT)
+        try:
+            # TensorRT 8.4 and earlier list the runs that warm up as well.
+            found = [float(run["computeMs"]) for run in json.loads(text) if float(run["startComputeMs"]) >= _WARM_MS]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise RefusalError("runtime", "the file of trtexec --exportTimes has an unknown format") from None
+        if len(found) < runs:
+            raise RefusalError("runtime", f"trtexec reported {len(found)} runs; {runs} were asked for")
+        return [milliseconds / 1e3 for milliseconds in found[len(found) - runs :]]
+
+
+class BenchmarkModel:
+    """LiteRT's ``benchmark_model``, which prints the mean of its runs: one time for each step."""
+
+    def __init__(self, binary: str) -> None:
+        self.binary = binary
+        with open(binary, "rb") as file:  # it prints no version
+            self.version = f"sha256 {hashlib.sha256(file.read()).hexdigest()[:16]}"
+
+    def load(self, path: str, threads: int) -> LiteRTFile:
+        """Check that a .tflite file runs."""
+        options = [f"--num_threads={threads}", "--use_xnnpack=true", f"--warmup_runs={_WARM_RUNS}"]
+        network = LiteRTFile([self.binary, f"--graph={path}", *options, "--warmup_min_secs=0", "--min_secs=0"])
+        network.times(1)
+        return network
+
+
+class LiteRTFile:
+    """A .tflite file."""
+
+    size = 0
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+
+    def times(self, runs: int) -> list[float]:
+        """Return one value: the mean seconds of the runs."""
+        text = _run([*self._command, f"--num_runs={runs}"])
+        found = re.findall(r"Inference \(avg\): ([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)(?=\s|$)", text)
+        if len(found) != 1:
+            raise RefusalError("runtime", "benchmark_model printed no mean time of inference")
+        return [float(found[0]) * 1e-6]
+
+
+def _program(runtime: str, given: str) -> str:
+    """Return the path of the program that runs networks: the given one, or where it usually is."""
+    for place in [given] if given else _PROGRAMS[runtime]:
+        found = shutil.which(os.path.expanduser(place))
+        if found:
+            return found
+    raise RefusalError("program", f"{given or _PROGRAMS[runtime][0]} is not there, or not executable")
+
+
+def _run(command: list[str], limit: float = 3600.0) -> str:
+    """Run a program of the board; return what it printed. It ends with the agent."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            status = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=limit,
+                preexec_fn=_end_with_parent, check=False,
+            ).returncode  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RefusalError("runtime", f"cannot run {os.path.basename(command[0])}: {_one_line(error)}") from error
+        size = output.tell()
+        output.seek(max(size - 2**20, 0))
+        text = output.read().decode(errors="replace")
+    if status:
+        lines = [line for line in text.splitlines() if line.strip()]
+        wrong = [line for line in lines if "[E]" in line or "ERROR" in line] or lines[-3:]
+        said = " ".join(" ".join(wrong[:3]).split())[:300]
+        raise RefusalError("network", f"{os.path.basename(command[0])} ended with status {status}: {said}")
+    return text
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when the agent ends; an alarm ends the agent without cleaning up."""
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _tensorrt_version(number: int) -> str:
+    """Return "8.5.2" for 8502 and "10.3.0" for 100300, as trtexec writes it before and since version 10."""
+    step = 1000 if number < 10000 else 10000
+    return f"{number // step}.{number % step // 100}.{number % 100}"
+
+
 def _arrays(data: bytes, specs: Any) -> list[Any]:
     """Split raw bytes into arrays, described by ``[[dtype, shape], ...]``."""
     import numpy
@@ -349,12 +522,8 @@ def _read(path: str) -> str | None:
         return None
 
 
-def environment() -> dict[str, str]:
+def environment(versions: dict[str, str]) -> dict[str, str]:
     """Return what a measurement here depends on: the keys of profilers/measuring/environment.py, and the board."""
-    ort = _runtime()  # first, so that a missing runtime is reported before a missing numpy
-
-    import numpy
-
     model = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo") or "", re.M)
     hidden = "not visible"
     return {
@@ -367,8 +536,7 @@ def environment() -> dict[str, str]:
         "kernel": platform.release(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "onnxruntime": ort.__version__,
+        **versions,
         "agent": str(VERSION),
     }
 
@@ -421,8 +589,9 @@ class Agent:
         self.source, self.sink = source, sink
         self.idle = 300
         self.artefacts: Artefacts | None = None
-        self.networks: OrderedDict[int, Network] = OrderedDict()  # least recently used first
+        self.networks: OrderedDict[int, Network | Engine | LiteRTFile] = OrderedDict()  # least recently used first
         self.memory = _memory()
+        self.program: Trtexec | BenchmarkModel | None = None  # None: ONNX Runtime
         self._lock: Any = None
 
     def serve(self) -> None:
@@ -482,10 +651,24 @@ class Agent:
         )
         if folder.startswith("~"):  # it would be a folder of that name
             raise RefusalError("folder", "the user who logs in has no home folder")
-        found = environment()
+        runtime, providers = header.get("runtime", "onnxruntime"), []
+        binary = _program(runtime, header.get("binary") or "") if runtime in _PROGRAMS else ""
+        if not binary:
+            ort = _runtime()  # first, so that a missing runtime is reported before a missing numpy
+
+            import numpy
+
+            versions = {"numpy": numpy.__version__, "onnxruntime": ort.__version__}
+            providers = ort.get_available_providers()
         self.artefacts = Artefacts(folder, int(header["room"]))
         self._take(self.artefacts.folder, str(header["session"]))
-        return {"environment": found, "providers": _runtime().get_available_providers()}
+        if runtime == "tensorrt":
+            self.program = Trtexec(binary, self.artefacts.folder)
+            versions = {"tensorrt": self.program.version}
+        elif runtime == "litert":
+            self.program = BenchmarkModel(binary)
+            versions = {"benchmark_model": self.program.version}
+        return {"environment": environment(versions), "providers": providers}
 
     def _take(self, folder: str, session: str, patience: float = 5.0) -> None:
         """Lock the board against other sessions; an agent of the same session, from a lost connection, is ended."""
@@ -522,6 +705,13 @@ class Agent:
         handle, threads, device = header["handle"], header["threads"], header["device"]
         if type(handle) is not int or type(threads) is not int or device not in ("cpu", "cuda"):
             raise RefusalError("protocol", "a network needs a number, a thread count and a device")
+        if self.program is not None:
+            path = self.artefacts.path(header["network"])
+            if isinstance(self.program, Trtexec):
+                self.networks[handle] = self.program.load(header["network"], path, str(header["precision"]))
+            else:
+                self.networks[handle] = self.program.load(path, threads)
+            return {"evicted": []}
         artefact = self.artefacts.get(header["network"])
         arrays = _arrays(self.artefacts.get(header["inputs"]), header["specs"])
         for needed in header["keep"]:
@@ -533,7 +723,7 @@ class Agent:
         self.networks[handle] = Network(artefact, arrays, threads, device)
         return {"evicted": evicted}
 
-    def network(self, handle: Any) -> Network:
+    def network(self, handle: Any) -> Network | Engine | LiteRTFile:
         """Return a loaded network."""
         if handle not in self.networks:
             raise RefusalError("not loaded", str(handle))
@@ -543,16 +733,11 @@ class Agent:
     def sequence(self, header: Json) -> tuple[Json, bytes]:
         """Run ``steps`` of (network, runs) back to back; return the seconds of every run."""
         steps = [(self.network(handle), _count(runs)) for handle, runs in header["steps"]]
-        seconds, clock = array.array("d"), time.perf_counter
+        seconds = array.array("d")
         gc.disable()  # a garbage collection during a run would disturb the measurement
         try:
             for network, runs in steps:
-                once = network.once
-                stamps = [clock()]
-                for _ in range(runs):
-                    once()
-                    stamps.append(clock())
-                seconds.extend(stamps[i + 1] - stamps[i] for i in range(runs))
+                seconds.extend(network.times(runs))
         finally:
             gc.enable()
         return {}, _little(seconds)
@@ -561,7 +746,10 @@ class Agent:
         """Return the outputs of one run."""
         import numpy
 
-        found = [numpy.ascontiguousarray(x) for x in self.network(header["network"]).outputs()]
+        network = self.network(header["network"])
+        if not isinstance(network, Network):
+            raise RefusalError("protocol", "this runtime gives no outputs")
+        found = [numpy.ascontiguousarray(x) for x in network.outputs()]
         if any(x.dtype.name not in DTYPES for x in found):
             raise RefusalError("network", "an output has an unsupported type")
         data = b"".join(x.astype(x.dtype.newbyteorder("<")).tobytes() for x in found)

@@ -43,6 +43,7 @@ _CHUNK = 2**18  # bytes of an artefact in one request; a lost connection loses a
 _IDLE = 300  # seconds without a request after which the agent ends; the next request starts another
 _START = 120.0  # seconds for Python and ONNX Runtime to start on a slow board
 _LOAD = 600.0  # seconds to load a network, and to run `_STEPS` steps
+_BUILD = 3600.0  # seconds to build an engine
 _STEPS = 16  # steps of one request; a network may take half a minute for a run
 _OUTPUTS = 2**28  # most bytes of the outputs of a network
 _DIMENSIONS = 16
@@ -50,7 +51,9 @@ _PROVIDERS = 64
 _CRASHES = 3
 # What the environment of a board contains.
 _MACHINE = ("board", "cpu", "cores", "governor", "boost", "smt", "kernel", "system")
-_KEYS = (*_MACHINE, "python", "numpy", "onnxruntime", "agent")
+_VERSIONS = {"onnxruntime": ("numpy", "onnxruntime"), "tensorrt": ("tensorrt",), "litert": ("benchmark_model",)}
+# Runs of a network in one visit. A program of the board is a new process for each visit, which takes longer than these.
+_VISIT = {"onnxruntime": 1, "tensorrt": 20, "litert": 5}
 
 
 _T = TypeVar("_T")
@@ -81,6 +84,9 @@ class AgentDevice:
         folder: Where artefacts are kept on the board; None for the agent's default.
         patience: Seconds during which a lost connection is tried again.
         room: Bytes of artefacts to keep on the board at most.
+        runtime: What runs networks there: "onnxruntime", "tensorrt" (by ``trtexec``) or "litert" (by
+            ``benchmark_model``, which gives one mean for all runs of a visit).
+        binary: Path of that program on the board; empty for where it usually is.
     """
 
     def __init__(
@@ -94,11 +100,15 @@ class AgentDevice:
         folder: str | None = None,
         patience: float = 60.0,
         room: int = 2**31,
+        runtime: str = "onnxruntime",
+        binary: str = "",
     ) -> None:
-        self.title, self.reconnections = title, 0
+        self.title, self.reconnections, self.runtime = title, 0, runtime
         self._command, self._explain, self._patience = list(command), explain, patience
         self._login, self._python = login, python
         self._hello = {"op": "hello", "session": secrets.token_hex(8), "idle": _IDLE, "folder": folder, "room": room}
+        self._hello |= {"runtime": runtime, "binary": binary}
+        self._keys = (*_MACHINE, "python", *_VERSIONS[runtime], "agent")
         self._lock = threading.RLock()
         self._channel: Channel | None = None
         self._ready: set[int] = set()
@@ -153,14 +163,17 @@ class AgentDevice:
 
     # Networks ---------------------------------------------------------------------------------------------------------
 
-    def load(self, artefact: bytes, arrays: Sequence[NDArray[Any]], threads: int, device: str) -> Loaded:
+    def load(
+        self, artefact: bytes, arrays: Sequence[NDArray[Any]], threads: int, device: str, precision: str = "fp32"
+    ) -> Loaded:
         """Send a network and its inputs, unless the board has them, and load it.
 
         Args:
-            artefact: The bytes of an ONNX file.
-            arrays: Its inputs.
+            artefact: The bytes of an ONNX or LiteRT file.
+            arrays: Its inputs, which ONNX Runtime is given; the programs of a board make their own.
             threads: CPU threads of one run.
             device: "cpu" or "cuda".
+            precision: "fp32", "fp16" or "int8", as in the file.
 
         Returns:
             The network, ready to run.
@@ -170,25 +183,25 @@ class AgentDevice:
                 raise MeasurementError(
                     f"Inputs on a board must have one of the types {', '.join(DTYPES)}; got {array.dtype}."
                 )
-        inputs = b"".join(np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<")).tobytes() for a in arrays)
-        names = [hashlib.sha256(x).hexdigest() for x in (artefact, inputs)]
-        handle = next(self._numbers)
-        request = {
-            "op": "load",
-            "handle": handle,
-            "network": names[0],
-            "inputs": names[1],
-            "specs": [[a.dtype.name, list(a.shape)] for a in arrays],
-            "threads": threads,
-            "device": device,
-        }
-        network = _Network(handle, {names[0]: artefact, names[1]: inputs}, request)
+        handle, name = next(self._numbers), hashlib.sha256(artefact).hexdigest()
+        request = {"op": "load", "handle": handle, "network": name, "threads": threads, "device": device}
+        blobs = {name: artefact}
+        if self.runtime == "onnxruntime":
+            inputs = b"".join(np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<")).tobytes() for a in arrays)
+            blobs[hashlib.sha256(inputs).hexdigest()] = inputs
+            request |= {"inputs": [*blobs][-1], "specs": [[a.dtype.name, list(a.shape)] for a in arrays]}
+        else:
+            request |= {"precision": precision}
+        network = _Network(handle, blobs, request)
         self._ask(None, needs=(network,))
 
         def clock(n: int) -> Floats:
+            if self.runtime == "litert":  # a mean for each
+                return np.concatenate(self._sequence([(network, 1)] * n))
             return self._sequence([(network, n)])[0]
 
-        loaded = Loaded(lambda: clock(1), clock=clock, outputs=lambda: self._outputs(network))
+        outputs = (lambda: self._outputs(network)) if self.runtime == "onnxruntime" else None
+        loaded = Loaded(lambda: clock(1), clock=clock, outputs=outputs)
         self._networks[loaded] = network
         weakref.finalize(loaded, self._released.append, handle).atexit = False
         return loaded
@@ -197,12 +210,14 @@ class AgentDevice:
         """Run (network, runs) back to back on the board, in requests of at most `_STEPS` steps.
 
         The board is idle between two requests, and its clock may fall. Every request therefore begins with one more
-        run of the network that was run last, which is not counted.
+        run of the network that was run last, which is not counted. A program of the board warms up by itself; there,
+        a run stands for some, all of whose times are returned, or their mean.
         """
         found: list[Floats] = []
+        each = _VISIT[self.runtime]
         while len(found) < len(steps):
-            part = [(self._networks[loaded], runs) for loaded, runs in steps[len(found) :][: self._steps]]
-            last = self._last() if self._last is not None else None
+            part = [(self._networks[loaded], each * runs) for loaded, runs in steps[len(found) :][: self._steps]]
+            last = self._last() if self._last is not None and each == 1 else None
             again = [(self._networks[last], 1)] if last is not None and self._steps > 1 else []
             try:
                 found += self._sequence([*again, *part])[len(again) :]
@@ -214,12 +229,13 @@ class AgentDevice:
 
     def _sequence(self, steps: Sequence[tuple[_Network, int]]) -> list[Floats]:
         header = {"op": "sequence", "steps": [[network.handle, runs] for network, runs in steps]}
-        count = sum(runs for _, runs in steps)
+        counts = [1 if self.runtime == "litert" else runs for _, runs in steps]
+        count = sum(counts)
         _, data = self._ask(header, needs=[network for network, _ in steps], limit=_LOAD, most=8 * count)
         if len(data) != 8 * count:
             raise self._invalid(f"{len(data)} bytes for {count} runs")
         seconds = checked_seconds(np.frombuffer(data, "<f8").astype(np.float64), count, f"The agent on {self.title}")
-        return np.split(seconds, np.cumsum([runs for _, runs in steps])[:-1])
+        return np.split(seconds, np.cumsum(counts)[:-1])
 
     def _outputs(self, network: _Network) -> list[NDArray[Any]]:
         request = {"op": "outputs", "network": network.handle}
@@ -275,7 +291,7 @@ class AgentDevice:
                         reloads += 1
                         self._ready.difference_update(n.handle for n in needs)
                         continue
-                    raise of_refusal(refused, self.title, self._login, self._python) from refused
+                    raise of_refusal(refused, self.title, self._login, self._python, self.runtime) from refused
                 except LostError as lost:
                     crashes += 1
                     self._drop()
@@ -316,7 +332,7 @@ class AgentDevice:
                 if channel is not None:
                     channel.close()
                 if isinstance(error, RefusedError):
-                    raise of_refusal(error, self.title, self._login, self._python) from error
+                    raise of_refusal(error, self.title, self._login, self._python, self.runtime) from error
                 if not isinstance(error, LostError):
                     raise
                 failure = self._explain(error)
@@ -337,16 +353,16 @@ class AgentDevice:
     def _greet(self, channel: Channel) -> None:
         reply, _ = channel.exchange(self._hello, limit=_START)
         said, providers = self._field(reply, "environment", dict), self._field(reply, "providers", list)
-        if not all(isinstance(said.get(k, ""), str) for k in _KEYS):
+        if not all(isinstance(said.get(k, ""), str) for k in self._keys):
             raise self._invalid("an environment that is not text")
         if len(providers) > _PROVIDERS or not all(isinstance(p, str) for p in providers):
             raise self._invalid("execution providers that are not names")
         about = (
-            {k: one_line(said.get(k, "not told"), 200) for k in _KEYS},
+            {k: one_line(said.get(k, "not told"), 200) for k in self._keys},
             tuple(one_line(p, 60) for p in providers),
         )
         if self._about is not None and about != self._about:
-            changed = [k for k in _KEYS if about[0][k] != self._about[0][k]] or ["providers"]
+            changed = [k for k in self._keys if about[0][k] != self._about[0][k]] or ["providers"]
             raise MeasurementError(
                 f"{self.title} changed while the connection was lost ({', '.join(changed)}). Measurements of different "
                 "boards are not mixed: run the same command again."
@@ -372,7 +388,7 @@ class AgentDevice:
             try:
                 self._send(channel, network.blobs)
                 request = {**network.request, "keep": keep, "release": self._release()}
-                reply, _ = channel.exchange(request, limit=_LOAD)
+                reply, _ = channel.exchange(request, limit=_BUILD if self.runtime == "tensorrt" else _LOAD)
                 break
             except RefusedError as refused:
                 if refused.kind not in ("hash", "missing") or attempt:

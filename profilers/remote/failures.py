@@ -100,12 +100,22 @@ def of_lost(lost: LostError, board: str, login: str, host: str, python: str) -> 
     )
 
 
-def of_refusal(refused: RefusedError, board: str, login: str, python: str) -> DsaError:
+def of_refusal(refused: RefusedError, board: str, login: str, python: str, runtime: str = "onnxruntime") -> DsaError:
     """Explain what the agent refused."""
+    if refused.kind == "runtime" and runtime != "onnxruntime":
+        return MissingDependencyError(
+            f"The program that runs networks on {board} cannot be used ({refused}). Try it there, or name another one "
+            "with &binary=PATH. TensorRT 8.5 to 11 and LiteRT's benchmark_model of the interpreter are supported."
+        )
     if refused.kind == "runtime":
         return MissingDependencyError(
             f"The board {board} has no usable ONNX Runtime ({refused}). On the board run {python} -m pip install "
             "onnxruntime numpy, or name the Python that has it with ?python=PATH."
+        )
+    if refused.kind == "program":
+        return MissingDependencyError(
+            f"The board {board} cannot run networks: {refused}. Name the path there with &binary=PATH. trtexec is part "
+            "of TensorRT (JetPack: sudo apt install tensorrt), benchmark_model of LiteRT (docs/guide/boards.md)."
         )
     remedies = {
         "disk": "Free space there, or choose another folder with ?cache=PATH. No incomplete file was left.",
@@ -113,7 +123,7 @@ def of_refusal(refused: RefusedError, board: str, login: str, python: str) -> Ds
         "busy": "Wait for it, or end it: two measurements on one board disturb each other.",
         "memory": "The network is too large for the board. Use a smaller one, or a smaller batch.",
         "not loaded": "The board lacks memory for the networks. Free some, or use a smaller network.",
-        "network": "The message is from ONNX Runtime on the board. Try a newer version there.",
+        "network": "The message is from the runtime on the board. Try a newer version there.",
     }
     remedy = remedies.get(refused.kind, "This is an error in the program. Please report it.")
     return MeasurementError(f"{board} refused the request ({refused.kind}): {refused}. {remedy}")

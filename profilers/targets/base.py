@@ -64,6 +64,7 @@ class Target(ABC):
         runtime: The name under which the class is registered.
         artefact: What `load` takes: an ``nn.Module``, or the bytes of an ONNX file.
         slow_to_load: Whether loading compiles for seconds; networks are then loaded once, and the grid sweep is short.
+        warms_up: Whether a loaded network is run before it is timed; not where every run is a process of its own.
         cache: Bytes that the caches of the device may hold, roughly.
         bench_class: The class that measures networks on this target; None stands for `profilers.measuring.bench.Bench`.
         estimated: Where times are computed, by whom, e.g. "estimated by Vela 5.2.0"; None where they are measured.
@@ -78,6 +79,7 @@ class Target(ABC):
     runtime: ClassVar[str] = ""
     artefact: ClassVar[Literal["module", "onnx"]] = "module"
     slow_to_load: ClassVar[bool] = False
+    warms_up: ClassVar[bool] = True
     cache: ClassVar[int] = 2**25
     bench_class: ClassVar[type[Bench] | None] = None
     schemes: ClassVar[tuple[str, ...]] = ()

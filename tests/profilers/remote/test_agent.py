@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from profilers.remote import agent
 from profilers.remote.channel import BOOTSTRAP, Channel, LostError
-from tests.fakes.processes import LOCAL
+from tests.fakes import board_programs
+from tests.fakes.processes import LOCAL, agent_pid, children, eventually, gone
 
 
 def test_one_session_at_a_time_except_after_a_lost_connection(tmp_path: Path) -> None:
@@ -226,3 +227,68 @@ def test_agent_is_one_file_for_python_3_8() -> None:
     ast.parse(BOOTSTRAP, feature_version=(3, 5))
     assert "'" not in BOOTSTRAP
     assert "\n" not in BOOTSTRAP
+
+
+@pytest.mark.parametrize(
+    ("number", "version", "flags"),
+    [
+        ("8502", "8.5.2", [[], ["--fp16"], ["--int8"]]),
+        ("100300", "10.3.0", [["--stronglyTyped"]] * 3),
+        ("110000", "11.0.0", [[], [], []]),
+    ],
+)
+def test_flags_of_trtexec_follow_its_version(tmp_path: Path, number: str, version: str, flags: list[list[str]]) -> None:
+    found = agent.Trtexec(str(board_programs.trtexec(tmp_path, number)), str(tmp_path))
+    assert found.version == version
+    assert [found.flags(precision) for precision in ("fp32", "fp16", "int8")] == flags
+    (tmp_path / "network").write_bytes(b"x" * 4000)
+    engine = found.load("name", str(tmp_path / "network"), "fp16")
+    assert engine.times(7) == pytest.approx([0.14e-3] * 7, rel=0.03)
+    assert len(board_programs.calls(tmp_path / "trtexec")) == 2
+    found.load("name", str(tmp_path / "network"), "fp16")
+    assert len(board_programs.calls(tmp_path / "trtexec")) == 2, "the engine is stored"
+
+
+@pytest.mark.parametrize("mode", ["silent", "short", "words"])
+def test_wrong_report_of_trtexec_is_refused(tmp_path: Path, mode: str) -> None:
+    found = agent.Trtexec(str(board_programs.trtexec(tmp_path, mode=mode)), str(tmp_path))
+    (tmp_path / "network").write_bytes(b"x")
+    with refused("runtime"):
+        found.load("name", str(tmp_path / "network"), "fp32").times(3)
+
+
+def test_failure_of_trtexec_is_refused_with_its_message(tmp_path: Path) -> None:
+    found = agent.Trtexec(str(board_programs.trtexec(tmp_path)), str(tmp_path))
+    (tmp_path / "network").write_bytes(b"")
+    with pytest.raises(agent.RefusalError, match=r"status 1: .*Failed to parse onnx file"):
+        found.load("name", str(tmp_path / "network"), "fp32")
+    with refused("runtime"):
+        agent.Trtexec("/bin/true", str(tmp_path))
+
+
+def test_program_ends_with_the_agent(tmp_path: Path) -> None:
+    """An alarm or a signal ends the agent without cleaning up."""
+    program = board_programs.trtexec(tmp_path, mode="hang")
+    folder = tmp_path / "board"
+    channel = Channel(LOCAL, 60)
+    hello = {"op": "hello", "session": "ours", "idle": 60, "folder": str(folder), "room": 10**6}
+    channel.exchange({**hello, "runtime": "tensorrt", "binary": str(program)})
+    name = hashlib.sha256(b"network").hexdigest()
+    channel.exchange({"op": "announce", "artefacts": {name: 7}})
+    channel.exchange({"op": "put", "artefact": name, "offset": 0}, b"network")
+    pid = agent_pid(folder)
+    request = {"op": "load", "handle": 1, "network": name, "threads": 1, "device": "cuda", "precision": "fp32"}
+    with pytest.raises(LostError):
+        channel.exchange(request, limit=1)
+    channel.close()
+    assert eventually(lambda: gone(pid) and not children(pid))
+    assert board_programs.calls(program), "it had been started"
+    running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(program).encode() in _read(p)]
+    assert eventually(lambda: not [p for p in running if str(program).encode() in _read(p)])
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

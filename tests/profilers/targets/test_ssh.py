@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from profilers.remote.channel import Channel
 from profilers.remote.device import AgentDevice
 from profilers.targets import resolve, ssh
 from profilers.targets.ssh import Address, Ssh
+from tests.fakes import board_programs
 from tests.fakes.processes import agent_pid, children, eventually, gone
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -100,8 +102,9 @@ def place(server: SimpleNamespace, tmp_path: Path) -> Iterator[SimpleNamespace]:
         }
         config = tmp_path / "config"
         config.write_text("Host *\n" + "".join(f"  {k} {v}\n" for k, v in options.items()))
+        runtime = changes.pop("runtime", "onnxruntime")
         more = "".join(f"&{k}={v}" for k, v in changes.items())
-        return f"ssh://{host}?runtime=onnxruntime&config={config}&cache={cache}&python={python}{more}"
+        return f"ssh://{host}?runtime={runtime}&config={config}&cache={cache}&python={python}{more}"
 
     yield SimpleNamespace(address=address, cache=cache, config=tmp_path / "config", server=server)
     ssh._close()
@@ -270,6 +273,59 @@ def test_killed_host_leaves_no_agent(place: SimpleNamespace) -> None:
     assert eventually(lambda: gone(pid))
 
 
+@needs_sshd
+def test_tensorrt_is_timed_by_trtexec_in_pairs_with_the_dense_network(
+    place: SimpleNamespace, tiny: Network, lenient: MeasuringRules, tmp_path: Path
+) -> None:
+    program = board_programs.trtexec(tmp_path / "a folder;with $(marks)")
+    url = place.address(runtime="tensorrt", binary=quote(str(program)))
+    target = resolve(url, precision="fp16")
+    found = profilers.profile(
+        *tiny, target=target, samples=4, holdout=1, grid=8, out=tmp_path / "p.sqlite", rules=lenient, time_limit=120
+    )
+    calls = board_programs.calls(program)
+    built = [call for call in calls if "--onnx" in call]
+    assert len(built) == len({call["--onnx"] for call in built}), "every network is built once"
+    assert all("--fp16" in call and "--int8" not in call for call in built)
+    assert len({call["--timingCacheFile"] for call in built}) == 1
+    timed = [call["--loadEngine"] for call in calls if "--loadEngine" in call]
+    dense = max(set(timed), key=timed.count)
+    others = [i for i, engine in enumerate(timed) if engine != dense]
+    assert others
+    assert all(timed[i - 1] == dense == timed[i + 1] for i in others), "each beside runs of the dense network"
+    assert all(call["--iterations"] == "20" for call in calls if "--loadEngine" in call)
+    assert found.environment["target"] == "tensorrt/ssh://127.0.0.1 fp16"
+    assert found.environment["tensorrt"] == "8.5.2"
+    assert "not on a board" in found.environment["tested"]
+    narrow, dense_row = found.table["seconds"].min(), found.table["seconds"].max()
+    assert narrow < dense_row, "the times are those that the program reported"
+    assert resolve(target.name, precision="fp16").title == target.title
+
+
+@needs_sshd
+def test_litert_is_timed_by_benchmark_model(
+    place: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = board_programs.benchmark_model(tmp_path / "bin")
+    monkeypatch.setattr(ssh, "versions", lambda: {"litert-torch": "0"})
+    monkeypatch.setattr(ssh, "convert", lambda worker, model, inputs: (SimpleNamespace(content=lambda: model), ""))
+    target = resolve(place.address(runtime="litert", binary=str(program)), threads=2)
+    small, large = (target.load(b"x" * n, ()) for n in (1000, 9000))
+    assert small.run(2) == pytest.approx([200e-6] * 2)
+    assert target.remote_device is not None
+    steps = target.remote_device.sequence([(large, 1), (small, 1), (large, 1)])
+    assert [float(s[0]) for s in steps] == pytest.approx([1000e-6, 200e-6, 1000e-6])
+    assert target.title == "litert/ssh://127.0.0.1 fp32 x2"
+    assert board_programs.calls(program)[-1]["--num_threads"] == "2"
+    assert board_programs.calls(program)[-1]["--num_runs"] == "5"
+
+
+@needs_sshd
+def test_missing_program_names_the_remedy(place: SimpleNamespace) -> None:
+    with pytest.raises(MissingDependencyError, match=r"/nowhere/trtexec is not there.*binary=PATH"):
+        resolve(place.address(runtime="tensorrt", binary="/nowhere/trtexec"))
+
+
 def test_address_is_parsed_and_written() -> None:
     found = Address.parse("ssh://pi@raspberrypi:2222?runtime=onnxruntime&python=~/venv/bin/python")
     assert (found.user, found.host, found.port) == ("pi", "raspberrypi", 2222)
@@ -305,6 +361,9 @@ def test_address_is_parsed_and_written() -> None:
         "ssh://host/path",
         "ssh://host:port",
         "ssh://host?runtime=torch",
+        "ssh://host?runtime=tensorrt&device=cpu",
+        "ssh://host?runtime=litert&device=cuda",
+        "ssh://host?binary=/bin/sh",
         "ssh://host?device=tpu",
         "ssh://host?StrictHostKeyChecking=no",
         "ssh://host?config=/nowhere/at/all",
