@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 import budgets
 from budgets.features import FeatureMap
-from budgets.kernels import ALGORITHMS, SHAPE, THREE_BY_THREE, kernel_shapes
+from budgets.kernels import ALGORITHMS, ANY, SHAPE, THREE_BY_THREE, kernel_shapes
 from budgets.regression import CostRegressor, FastestKernel, MonotoneBoosting, PhysicsNNLS
 from budgets.selection import candidates
 from dsa_hw.channels import ChannelGroups, find_groups
@@ -284,6 +285,22 @@ def profiles(x: np.ndarray, y: np.ndarray, gpu: str) -> dict[str, Any]:
     return result
 
 
+def jetson_kernels(path: Path) -> float:
+    """Mean error of the fastest kernel for latency on the Jetson's GPU, one model for each kernel size, as `jetson`."""
+    frame = pd.read_csv(path)
+    side, inputs, kernel, outputs = (frame[name].to_numpy(float) for name in ("hw_in", "c_in", "k", "c_out"))
+    out, y = side - kernel + 1, frame["latency_ms"].to_numpy()
+    x = np.c_[np.ones(len(y)), out, inputs * kernel**2 / 9, outputs, out**2, np.zeros(len(y))]
+    combination = frame.groupby(["hw_in", "c_in", "c_out"]).ngroup().to_numpy()
+    held = np.isin(combination, np.random.default_rng(0).permutation(combination.max() + 1)[: combination.max() // 5])
+    predicted = np.zeros(len(y))
+    for size in np.unique(kernel):
+        own, shapes = kernel == size, replace(SHAPES, classes=(THREE_BY_THREE if size == 3 else ANY,) * len(SHAPE))
+        model = FastestKernel(features(BYTES), shapes=shapes).fit(x[own & ~held], y[own & ~held])
+        predicted[own] = model.predict(x[own])
+    return float(np.abs(predicted / y - 1)[held].mean())
+
+
 def raspberry_pi(path: Path) -> dict[str, Any]:
     """Errors of ``budgets.fit`` and of its candidates on whole WideResNets, 40 configurations, three draws."""
     device = RaspberryPi(path)
@@ -385,6 +402,7 @@ def main() -> int:
     results["phones"] = phones()
     say("Jetson TX2")
     results["jetson_tx2"] = {kind: jetson(path) for kind, path in tx2.items()}
+    results["jetson_tx2"]["gpu"]["latency"]["ours: fastest kernel"] = {"mape": jetson_kernels(tx2["gpu"])}
     say("Raspberry Pi 3")
     results["raspberry_pi_3"] = raspberry_pi(pi)
     say(f"{time.perf_counter() - started:.0f} s")

@@ -9,8 +9,9 @@ products for each of its outputs, so
     time  = waves (a reads + b) + c * transformed                              a, b, c >= 0, one set per algorithm
 
 ``positions`` are the output positions, for Winograd algorithms in whole patches of each image, and ``transformed`` are
-the elements that a Winograd algorithm writes to memory and reads again. A shape is four numbers of an operation:
-images, side (of a square output image), reads (input channels times kernel area) and outputs (channels).
+the patches of inputs, outputs and weights that a Winograd algorithm writes to memory and reads again. A shape is four
+numbers of an operation: images, side (of a square output image), reads (input channels times kernel area) and outputs
+(channels).
 
 The tile sizes are those in the names of cuDNN 8.9's kernels on an A100 and a T4 (``docs/benchmarks/other-devices.md``).
 """

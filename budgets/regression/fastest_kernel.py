@@ -172,7 +172,7 @@ class FastestKernel(CostRegressor):
             tiles = algorithm.products * rows * _between(outputs / algorithm.channels)
             cost = _between(tiles / self.processors_) * (a * reads + b)
             if algorithm.transforms:
-                cost = cost + c * images * per_image * (reads / 9 + outputs)
+                cost = cost + c * (images * per_image * (reads / 9 + outputs) + reads / 9 * outputs)
             costs.append(torch.where(torch.as_tensor(usable, device=alpha.device), cost, torch.inf))
         return total + torch.stack(costs).min(0).values.sum(-1)
 
@@ -208,7 +208,8 @@ def _features(shapes: Floats, processors: int, up: Callable[[Floats], Floats]) -
         positions = images * algorithm.positions(side, whole)
         tiles = algorithm.products * whole(positions / algorithm.rows) * up(outputs / algorithm.channels)
         waves = up(tiles / processors)
-        transformed = positions * (reads / 9 + outputs) if algorithm.transforms else np.zeros_like(reads)
+        inputs = reads / 9
+        transformed = positions * (inputs + outputs) + inputs * outputs if algorithm.transforms else 0 * reads
         found.append(np.stack([waves * reads, waves, transformed], -1))
     return found
 
@@ -218,9 +219,9 @@ def _slope(shapes: Floats, algorithm: Algorithm, processors: int, speeds: Floats
 
     With t = max(1, outputs / channels + 1/2) and waves w = max(1, g t + 1/2), g = products rows / processors,
 
-        cost = w (a reads + b) + c positions (reads / 9 + outputs),      dw / doutputs = g / channels
+        cost = w (a reads + b) + c (positions (inputs + outputs) + inputs outputs),      dw / doutputs = g / channels
 
-    where neither maximum is 1. Whole rows and patches have derivative 0.
+    with inputs = reads / 9, where neither maximum is 1. Whole rows and patches have derivative 0.
     """
     images, side, reads, outputs = np.moveaxis(shapes, -1, 0)
     a, b, c = speeds if algorithm.transforms else (*speeds[:2], 0.0)
@@ -233,8 +234,8 @@ def _slope(shapes: Floats, algorithm: Algorithm, processors: int, speeds: Floats
         [
             c * per_image * (reads / 9 + outputs),
             np.zeros_like(reads),
-            a * between(each * tiles) + c * positions / 9,
-            (a * reads + b) * steep * each / algorithm.channels + c * positions,
+            a * between(each * tiles) + c * (positions + outputs) / 9,
+            (a * reads + b) * steep * each / algorithm.channels + c * (positions + reads / 9),
         ],
         -1,
     )

@@ -50,7 +50,9 @@ def simulated_ms(images: float, side: float, reads: float, outputs: float, proce
     if winograd:
         patches = images * math.ceil(side / 4 - 1e-9) ** 2
         tiles = 36 * math.ceil(patches / 128) * math.ceil(outputs / 128 - 1e-9)
-        times.append(math.ceil(tiles / processors) * (2e-4 * c_in + 2e-3) + 2e-7 * patches * (c_in + outputs))
+        times.append(
+            math.ceil(tiles / processors) * (2e-4 * c_in + 2e-3) + 2e-7 * (patches * (c_in + outputs) + c_in * outputs)
+        )
         tiles = images * math.ceil(side / 8 - 1e-9) * math.ceil(side / 16 - 1e-9) * math.ceil(outputs / 32 - 1e-9)
         times.append(math.ceil(tiles / processors) * (2.5e-4 * c_in + 3e-3))
     tiles = math.ceil(images * side**2 / 128 - 1e-9) * math.ceil(outputs / 64 - 1e-9)
