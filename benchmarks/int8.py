@@ -41,7 +41,7 @@ from dsa_hw.pipeline.quality import measure_quality
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.pipeline.verification import verify
 from dsa_hw.profiles import Profile
-from dsa_hw.training.recovery import unlabelled
+from dsa_hw.training.loaders import unlabelled
 from dsa_hw.zoo import models
 from dsa_hw.zoo.data import Data, load_data
 from profilers.measuring.bench import DENSE, Bench

@@ -37,8 +37,8 @@ from dsa_hw.pipeline.result import Allocation
 from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
+from dsa_hw.training.loaders import equal_batches
 from dsa_hw.training.losses import Step, chosen_loss
-from dsa_hw.training.recovery import equal_batches
 from dsa_hw.utils.files import only_process
 from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, weights_digest

@@ -15,7 +15,7 @@ from dsa_hw.errors import PlanError
 from dsa_hw.methods.synthetic import synthetic_batch_size, synthetic_inputs
 from dsa_hw.pipeline.meters import DeviceMeter
 from dsa_hw.pipeline.quality import Quality, QualityDocument, Source
-from dsa_hw.training.recovery import unlabelled
+from dsa_hw.training.loaders import unlabelled
 from dsa_hw.training.synthesis import can_match_statistics, match_statistics
 from dsa_hw.units import format_magnitude
 from dsa_hw.utils.documents import Document, Line

@@ -16,7 +16,8 @@ from dsa_hw.methods.problem import Problem, Realised
 from dsa_hw.pipeline.unlabelled import UnlabelledSet
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.distillation import distil, distillation_loss
-from dsa_hw.training.recovery import equal_batches, refit
+from dsa_hw.training.loaders import equal_batches
+from dsa_hw.training.recovery import refit
 from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.modules import evaluating
 from dsa_hw.utils.text import unknown_name

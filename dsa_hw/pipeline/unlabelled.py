@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dsa_hw.errors import DsaError, ModelError, TrainingError
 from dsa_hw.methods.synthetic import synthetic_inputs
 from dsa_hw.pipeline.quality import Source
+from dsa_hw.training.loaders import unlabelled
 from dsa_hw.training.origins import Origin, read_state, write_state
-from dsa_hw.training.recovery import unlabelled
 from dsa_hw.training.synthesis import can_match_statistics, match_statistics, statistics_distance
 from dsa_hw.training.workload import Workload, measure_workload
 from dsa_hw.utils.files import cache_folder

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from dsa_hw.errors import TrainingError
-from dsa_hw.training.recovery import unlabelled
+from dsa_hw.training.loaders import unlabelled
 from dsa_hw.utils.modules import device_of, evaluating, modes_kept
 
 __all__ = ["TEMPERATURE", "distil", "distillation_loss"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsa_hw.errors import TrainingError
 
-__all__ = ["RepeatingLoader", "known_length", "length_of", "on_device", "whole_batch"]
+__all__ = ["RepeatingLoader", "equal_batches", "known_length", "length_of", "on_device", "unlabelled", "whole_batch"]
 
 
 def on_device(batch: Any, device: torch.device) -> tuple[Any, Any]:
@@ -129,3 +129,39 @@ def known_length(loader: Iterable[Any]) -> int | None:
         return length_of(loader)
     except TrainingError:
         return None
+
+
+def unlabelled(images: Iterable[Any], limit: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return up to ``limit`` inputs, each positional input as one tensor.
+
+    Args:
+        images: Batches of inputs, or of (inputs, anything); inputs that are a tuple or list are positional.
+        limit: How many inputs, at most.
+        device: Where to put them.
+
+    Raises:
+        TrainingError: There are no inputs, or they are not finite.
+    """
+    parts: list[tuple[Tensor, ...]] = []
+    have = 0
+    for batch in images:
+        first = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
+        inputs = tuple(first) if isinstance(first, (tuple, list)) else (first,)
+        if not inputs or not all(isinstance(x, Tensor) for x in inputs):
+            raise TrainingError(f"`images` must yield tensors or (inputs, targets); got a {type(batch).__name__}.")
+        if not all(bool(torch.isfinite(x).all()) for x in inputs if x.is_floating_point()):
+            raise TrainingError("An input contains NaN or infinity. Check the images and their normalisation.")
+        parts.append(tuple(x[: limit - have].to(device) for x in inputs))
+        have += len(parts[-1][0])
+        if have >= limit:
+            break
+    if not have:
+        raise TrainingError("`images` yields no inputs. Give at least one batch; a few hundred images are enough.")
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def equal_batches(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Return inputs in batches of equal size, at least five where there are enough inputs."""
+    have = len(inputs[0])
+    size = max(min(have // 5, 64), 1)
+    return [tuple(x[i : i + size] for x in inputs) for i in range(0, have - size + 1, size)]

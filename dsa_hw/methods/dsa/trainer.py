@@ -34,11 +34,11 @@ from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.training.finetune import defer_interrupt, interruption, one_cycle, trainable_parameters
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
-from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device
+from dsa_hw.training.loaders import RepeatingLoader, equal_batches, length_of, on_device, unlabelled
 from dsa_hw.training.losses import Loss, Step, autocast, checked_loss, chosen_loss
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.training.origins import Origin, read_state, write_state
-from dsa_hw.training.recovery import equal_batches, refit, unlabelled
+from dsa_hw.training.recovery import refit
 from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss
 from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.arrays import Ints
