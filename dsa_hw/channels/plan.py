@@ -42,7 +42,8 @@ from dsa_hw.utils.weights import tensors_digest
 __all__ = ["RESULT_FILES", "Plan", "PlanDocument", "PrunedNetwork", "apply_plan"]
 
 RESULT_FILES: Final = (
-    "plan.json", "model.safetensors", "model.onnx", "model.int8.onnx", "widths.csv", "rounds.csv", "history.csv",
+    "plan.json", "model.safetensors", "model.onnx", "model.int8.onnx", "model.int8.tflite", "widths.csv",
+    "rounds.csv", "history.csv",
     "cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)),
 )  # fmt: skip
 """Files of a result that belong together. `dsa_hw.pipeline.result.Allocation.save` writes them."""

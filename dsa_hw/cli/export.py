@@ -1,4 +1,4 @@
-"""``dsa-hw export``: write the pruned network of a plan as ONNX or OpenVINO IR, in fp32 or int8."""
+"""``dsa-hw export``: write the pruned network of a plan as ONNX, OpenVINO IR or LiteRT, in fp32 or int8."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
+_SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "tflite": ".tflite"}
 _EXAMPLES = """Examples:
   dsa-hw export small/plan.json --model resnet18
   dsa-hw export small/plan.json --model resnet18 --weights tuned.pt \\
@@ -26,12 +27,17 @@ _EXAMPLES = """Examples:
   dsa-hw export small/plan.json --model resnet20 --precision int8
   dsa-hw export small/plan.json --model resnet20 --precision int8 \\
       --format openvino --out small/model.xml
+  dsa-hw export small/plan.json --model resnet20 --precision int8 \\
+      --format tflite --data cifar10
 
 --precision int8 uses the calibration in the certificate of the plan, or
 calibrates again on --data, which retrained weights need.
 
-The SHA-256 of a model.onnx or model.int8.onnx beside the plan is written to
-the plan.
+A LiteRT file needs the environment of dsa-hw setup litert. Its int8 uses the
+calibration of a plan with a budget on litert/cpu int8, or --data.
+
+The SHA-256 of a model.onnx, model.int8.onnx or model.int8.tflite beside the plan
+is written to the plan.
 
 --json prints an object with out, bytes, parameters.
 """
@@ -43,9 +49,9 @@ def add(subparsers: Any) -> None:
         subparsers,
         "export",
         run,
-        summary="write the pruned network of a plan as ONNX or OpenVINO IR",
-        description="Write the pruned network of a plan as one ONNX file, or as OpenVINO IR (.xml and .bin), in fp32 "
-        "or int8.",
+        summary="write the pruned network of a plan as ONNX, OpenVINO IR or LiteRT",
+        description="Write the pruned network of a plan as one ONNX file, as OpenVINO IR (.xml and .bin), or as a "
+        "LiteRT file (.tflite), in fp32 or int8.",
         examples=_EXAMPLES,
     )
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
@@ -57,18 +63,18 @@ def add(subparsers: Any) -> None:
         "--precision", default="fp32", metavar="NAME",
         help="fp32; int8, in the scheme of the plan; or int8-SCHEME, for example int8-u8 (default: fp32)",
     )  # fmt: skip
-    parser.add_argument("--format", choices=("onnx", "openvino"), default="onnx", help="kind of file")
+    parser.add_argument("--format", choices=tuple(_SUFFIXES), default="onnx", help="kind of file")
     add_data(parser, "digits or cifar10, to calibrate int8 on again (default: the calibration in the plan)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the file to write (default: model.onnx or model.int8.onnx beside the "
-        "plan; .xml for OpenVINO)",
+        "plan; .xml for OpenVINO, .tflite for LiteRT)",
     )  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the pruned network, export it, and print the path."""
-    from dsa_hw.pipeline.result import INT8_ONNX, ONNX, check_files, file_digest, onnx_bytes
+    from dsa_hw.pipeline.result import INT8_ONNX, INT8_TFLITE, ONNX, check_files, file_digest
     from dsa_hw.pipeline.verification import plan_inputs, pruned_network, weights_beside
     from dsa_hw.utils.modules import check_finite_outputs, check_finite_weights
 
@@ -76,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     is_int8 = args.precision.startswith("int8")
     if not is_int8 and args.precision != "fp32":
         raise PlanError(f"--precision must be fp32, int8 or int8-SCHEME; got {args.precision!r}.")
-    name = INT8_ONNX if is_int8 else ONNX
-    out = args.out or (folder / name).with_suffix(".xml" if args.format == "openvino" else ".onnx")
+    name = (INT8_TFLITE if args.format == "tflite" else INT8_ONNX) if is_int8 else ONNX
+    out = args.out or (folder / name).with_suffix(_SUFFIXES[args.format])
     plan = dsa_hw.Plan.load(args.plan)
     # The old file is replaced, whatever became of it.
     check_files(replace(plan, files={file: sha for file, sha in plan.files.items() if file != name}), folder)
@@ -91,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         plan.check_network(small, inputs, str(weights))
     check_finite_weights(small, "the pruned network")
     check_finite_outputs(small, inputs, "the pruned network")
-    content = _int8(args, plan, small, inputs, is_saved) if is_int8 else onnx_bytes(small, inputs)
+    content = _int8(args, plan, small, inputs, is_saved) if is_int8 else _fp32(args.format, small, inputs)
     if args.format == "openvino":
         from profilers.targets.openvino import write_ir
 
@@ -111,6 +117,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _fp32(form: str, small: nn.Module, inputs: tuple[Any, ...]) -> bytes:
+    if form == "tflite":
+        from profilers.litert.convert import to_bytes
+
+        return to_bytes(small, inputs)
+    from dsa_hw.pipeline.result import onnx_bytes
+
+    return onnx_bytes(small, inputs)
+
+
 def _int8(
     args: argparse.Namespace, plan: dsa_hw.Plan, small: nn.Module, inputs: tuple[Any, ...], is_saved: bool
 ) -> bytes:
@@ -121,10 +137,11 @@ def _int8(
     from profilers.targets import resolve
 
     calibrations = dsa_hw.Certificate.from_dict(plan.certificate).int8
-    precision = args.precision
-    if precision == "int8" and calibrations:
-        precision = calibrations[0].precision
-    target = resolve("openvino/cpu" if args.format == "openvino" else "onnxruntime/cpu", precision=precision)
+    precision, runtime = args.precision, {"openvino": "openvino", "tflite": "litert"}.get(args.format, "onnxruntime")
+    fitting = [c for c in calibrations if c.target.startswith("litert/") == (runtime == "litert")]
+    if precision == "int8" and fitting:
+        precision = fitting[0].precision
+    target = resolve(f"{runtime}/cpu", precision=precision)
     if args.data:
         data = load_data(args.data, args.data_path)
         found = calibration_inputs(small, inputs, [("training data", data.train)], 0)

@@ -30,7 +30,17 @@ from dsa_hw.utils.weights import weights_bytes
 from profilers.networks.onnx_export import export
 from profilers.networks.quantised import QuantisedNetwork
 
-__all__ = ["INT8_ONNX", "ONNX", "WEIGHTS", "Allocation", "check_files", "file_digest", "onnx_bytes", "write_onnx"]
+__all__ = [
+    "INT8_ONNX",
+    "INT8_TFLITE",
+    "ONNX",
+    "WEIGHTS",
+    "Allocation",
+    "check_files",
+    "file_digest",
+    "onnx_bytes",
+    "write_onnx",
+]
 
 WEIGHTS: Final = "model.safetensors"
 """The weights of the pruned network, beside its plan."""
@@ -38,6 +48,8 @@ ONNX: Final = "model.onnx"
 """The pruned network as ONNX, beside its plan."""
 INT8_ONNX: Final = "model.int8.onnx"
 """The pruned network in int8 as ONNX, beside its plan."""
+INT8_TFLITE: Final = "model.int8.tflite"
+"""The pruned network in int8 as a LiteRT file, beside its plan, where the budget is on LiteRT."""
 _COST_MODELS: Final = tuple(name for name in RESULT_FILES if name.startswith("cost_model"))
 
 
@@ -131,6 +143,8 @@ class Allocation:
     def export(self, path: str | Path, precision: str = "fp32") -> Path:
         """Write the network as one ONNX file, in evaluation mode, with the shapes of the example inputs.
 
+        In int8 it is a LiteRT file where that is the runtime of the target.
+
         Args:
             path: The file.
             precision: "fp32", or "int8" for the quantised network of the first target in int8.
@@ -153,7 +167,7 @@ class Allocation:
 
         They are plan.json (with the certificate), model.safetensors (weights), widths.csv, rounds.csv, history.csv, the
         cost model of each measured budget (cost_model.json), the network in int8 where a budget is on a target in int8
-        (model.int8.onnx) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
+        (model.int8.onnx, or .tflite) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
         all others, and of the network as it is now. Save a network that was trained further again, after `assess`:
         the quality of other weights is not saved.
 
@@ -186,7 +200,9 @@ class Allocation:
             if onnx:
                 write_onnx(self.model, self.inputs, staging / ONNX)
             if self.quantised:
-                self.export(staging / INT8_ONNX, "int8")
+                self.export(
+                    staging / INT8_TFLITE if next(iter(self.quantised)).startswith("litert/") else INT8_ONNX, "int8"
+                )
             files = {path.name: file_digest(path) for path in sorted(staging.iterdir())}
             replace(plan, files=files).save(staging / "plan.json")
         return folder

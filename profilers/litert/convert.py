@@ -9,7 +9,7 @@ import contextlib
 import io
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,11 @@ from profilers.litert.client import Worker, invalid_answer
 if TYPE_CHECKING:
     from dsa_hw.channels import ChannelGroups
 
-__all__ = ["ConvertedNetwork", "TfliteFile", "arrays_of", "convert", "to_bytes"]
+__all__ = ["ConvertedNetwork", "TfliteFile", "arrays_of", "convert", "quantise", "to_bytes", "written"]
 
 
 class TfliteFile:
-    """A float32 LiteRT file in the worker's folder; it is deleted with this object."""
+    """A LiteRT file in the worker's folder; it is deleted with this object."""
 
     def __init__(self, worker: Worker, path: Path) -> None:
         self.worker = worker
@@ -70,6 +70,43 @@ def convert(worker: Worker, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[
     return TfliteFile(worker, path), one_line(answer["narrows"])
 
 
+def written(worker: Worker, content: bytes) -> TfliteFile:
+    """Return a file with this content."""
+    path = worker.path(".tflite")
+    path.write_bytes(content)
+    return TfliteFile(worker, path)
+
+
+def quantise(
+    file: TfliteFile, inputs: tuple[Any, ...], ranges: Mapping[str, tuple[float, float]] | None = None
+) -> tuple[TfliteFile, dict[str, tuple[float, float]]]:
+    """Quantise a float32 file to int8: weights per output channel, activations with static ranges.
+
+    Args:
+        file: The float32 file; it stays as it is.
+        inputs: Each input as one tensor, of a multiple of the file's batch size, to observe ranges on.
+        ranges: The ranges of an earlier call for the same network, in place of ``inputs``.
+
+    Returns:
+        The int8 file, and the ranges by the number of the tensor.
+
+    Raises:
+        ModelError: The quantiser does not support the network.
+    """
+    worker, path = file.worker, file.worker.path(".int8.tflite")
+    given = None if ranges is None else {name: list(pair) for name, pair in ranges.items()}
+    with arrays_of(worker, inputs) as arrays:
+        answer = worker.ask("quantise", model=file.name, to=path.name, inputs=arrays, ranges=given)
+    found = answer.get("ranges")
+    if not isinstance(found, dict) or not all(_is_range(pair) for pair in found.values()) or not path.is_file():
+        raise invalid_answer("quantise", "ranges must be pairs of numbers")
+    return TfliteFile(worker, path), {str(name): (float(low), float(high)) for name, (low, high) in found.items()}
+
+
+def _is_range(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(type(end) in (int, float) for end in pair)
+
+
 def to_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
     """Return ``model`` as the bytes of a float32 LiteRT file, images channel-last."""
     worker = Worker()
@@ -102,6 +139,11 @@ class ConvertedNetwork:
         self._worker = worker
         self._file, self._reason = convert(worker, model, inputs)
         weakref.finalize(self, worker.forget, self._file.name)
+
+    @property
+    def plain(self) -> ConvertedNetwork:
+        """What makes files in float32: this; a target in int8 quantises them when it loads them."""
+        return self
 
     def make(self, kept: Sequence[Ints]) -> TfliteFile:
         """Return the LiteRT file of the configuration that keeps ``kept``.

@@ -42,6 +42,7 @@ class Scheme:
         symmetric: Whether the zero point of activations is 0.
         layers_only: Whether only convolutions and linear layers are quantised; otherwise also what lies between them.
         float_weights: Whether weights and biases are stored in fp32, with a pair of their own, as TensorRT expects.
+        tool: What quantises.
     """
 
     name: str
@@ -49,13 +50,14 @@ class Scheme:
     symmetric: bool = False
     layers_only: bool = False
     float_weights: bool = False
+    tool: str = "static Q/DQ"
 
     def __str__(self) -> str:
         kind = "int8" if self.signed else "uint8"
         where = "convolutions and linear layers" if self.layers_only else "every operation with an int8 kernel"
         zero = "symmetric" if self.symmetric else "with zero points"
         weights = ", weights stored in fp32" if self.float_weights else ""
-        return f"static Q/DQ, int8 weights per channel, {kind} activations {zero}, {where}{weights}"
+        return f"{self.tool}, int8 weights per channel, {kind} activations {zero}, {where}{weights}"
 
 
 SCHEMES: Final = {
@@ -65,6 +67,7 @@ SCHEMES: Final = {
         Scheme("s8", signed=True),
         Scheme("u8layers", layers_only=True),
         Scheme("s8sym", signed=True, symmetric=True, float_weights=True),
+        Scheme("s8edge", signed=True, tool="ai-edge-quantizer static_wi8_ai8"),
     )
 }
 """The schemes by name. A target says which of them it can run (`Target.schemes`)."""

@@ -26,7 +26,7 @@ class QuantisedNetwork(nn.Module):
     The graph has the batch size of the example inputs: other batches are run in parts.
 
     Attributes:
-        content: The bytes of the ONNX file.
+        content: The bytes of the file: ONNX, or what its target quantises to.
         ranges: The ranges of its activations, which the scales follow from.
         precision: Scheme, and layers that stay in fp32.
     """
@@ -88,7 +88,10 @@ def quantise_network(
     if target.int8 is None:
         raise ProfileError(f"`target` must be in int8, for example 'onnxruntime/cpu int8'; got {target.title}.")
     arguments = tuple(x.cpu() for x in inputs)
-    proto = export(copy_module(model).cpu().eval(), arguments)
+    copied = copy_module(model).cpu().eval()
+    if (own := target.quantise(copied, arguments, graph_batches(batches or (), arguments), ranges)) is not None:
+        return QuantisedNetwork(*own, target, arguments)
+    proto = export(copied, arguments)
     if ranges is None:
         ranges = calibrate(proto, graph_batches(batches or (), arguments))
     content = bytes(quantise(proto, ranges, target.int8).SerializeToString())

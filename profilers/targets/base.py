@@ -22,14 +22,14 @@ import copy
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from dsa_hw.errors import MissingDependencyError, ProfileError
 from dsa_hw.utils.text import unknown_name
 from profilers.networks.loaded import Loaded
-from profilers.networks.quantisation import PRECISIONS, SCHEMES, Int8
+from profilers.networks.quantisation import PRECISIONS, SCHEMES, Int8, Ranges
 
 if TYPE_CHECKING:
     from profilers.measuring.bench import Bench
@@ -113,7 +113,8 @@ class Target(ABC):
             return
         if not self.schemes:
             raise ProfileError(
-                f"Runtime {self.runtime!r} has no precision int8. Use onnxruntime, openvino or tensorrt, or fp32."
+                f"Runtime {self.runtime!r} has no precision int8. Use onnxruntime, openvino, litert or tensorrt, or "
+                "fp32."
             )
         if self.int8.scheme is not None and self.int8.scheme.name not in self.schemes:
             known = ", ".join(f"int8-{name}" for name in self.schemes)
@@ -123,6 +124,21 @@ class Target(ABC):
         """Return an object whose ``make(kept)`` builds artefacts, or None.
 
         It is faster than shrinking the network.
+        """
+        return None
+
+    def quantise(
+        self, model: Any, inputs: tuple[Any, ...], batches: Iterable[Sequence[Any]], ranges: Ranges | None
+    ) -> tuple[bytes, Ranges] | None:
+        """Return a module in int8 as a file that `load` takes, and the ranges of its activations.
+
+        None stands for an ONNX file with Q/DQ pairs, which `profilers.networks.quantised` makes.
+
+        Args:
+            model: The network in fp32, on the CPU.
+            inputs: Its example inputs.
+            batches: Calibration inputs, in batches of the size of ``inputs``.
+            ranges: Those of an earlier call, in place of ``batches``.
         """
         return None
 

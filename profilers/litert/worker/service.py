@@ -97,19 +97,39 @@ class Service:
         _write(made, self._path(model))
         return {}
 
-    def quantise(self, model: str, to: str, inputs: list[str]) -> dict[str, Any]:
-        """Quantise ``model`` to int8 (weights per channel, activations from one run on ``inputs``); write to ``to``."""
+    def quantise(
+        self, model: str, to: str, inputs: list[str], ranges: dict[str, list[float]] | None = None
+    ) -> dict[str, Any]:
+        """Quantise ``model`` to int8 (weights per channel, activations with static ranges) and write it to ``to``.
+
+        Ranges are observed on ``inputs``, in batches of the size that the file has, or given. Returns them, by the
+        number of the tensor in the file: its name is a whole stack trace.
+        """
         from ai_edge_quantizer import quantizer, recipe
 
-        arrays = [_channels_last(np.load(self._path(name), allow_pickle=False)) for name in inputs]
+        graph = _read(self._path(model)).subgraphs[0]
+        names = [t.name.decode() if isinstance(t.name, bytes) else str(t.name) for t in graph.tensors]
         try:
             job = quantizer.Quantizer(self._path(model).read_bytes(), recipe.static_wi8_ai8())
-            sample = {f"args_{i}": array for i, array in enumerate(arrays)}
-            result = job.quantize(job.calibrate({_SIGNATURE: [sample]}))
+            if ranges is None:
+                size = int(graph.tensors[graph.inputs[0]].shape[0])
+                arrays = [_channels_last(np.load(self._path(name), allow_pickle=False)) for name in inputs]
+                starts = range(0, len(arrays[0]), size)
+                samples = [{f"args_{i}": a[s : s + size] for i, a in enumerate(arrays)} for s in starts]
+                found = job.calibrate({_SIGNATURE: samples})
+            else:
+                found = {
+                    names[int(i)]: {"min": _as_range(low, graph, i), "max": _as_range(high, graph, i)}
+                    for i, (low, high) in ranges.items()
+                }
+            result = job.quantize(found)
         except Exception as error:  # the quantiser raises whatever its passes raise
             raise UnsupportedError(f"ai-edge-quantizer cannot quantise this network: {_one_line(error)}") from error
         self._path(to).write_bytes(bytes(result.quantized_model))
-        return {}
+        seen = {
+            str(i): found[name] for i, name in enumerate(names) if name in found and np.size(found[name]["min"]) == 1
+        }
+        return {"ranges": {i: [float(np.ravel(r[side])[0]) for side in ("min", "max")] for i, r in seen.items()}}
 
     def vela(self, model: str, accelerator: str, system: str, memory: str, config: str) -> dict[str, Any]:
         """Return Vela's estimate for the int8 file ``model``."""
@@ -124,6 +144,11 @@ class Service:
 
         interpreter = Interpreter(model_path=str(self._path(model)), num_threads=threads)
         interpreter.allocate_tensors()
+        self._interpreters[model] = interpreter
+        self._feed(interpreter, inputs)
+        return {}
+
+    def _feed(self, interpreter: Any, inputs: list[str]) -> None:
         details = sorted(interpreter.get_input_details(), key=lambda d: d["name"])
         for detail, name in zip(details, inputs, strict=True):
             array = _channels_last(np.load(self._path(name), allow_pickle=False))
@@ -131,8 +156,6 @@ class Service:
             if detail["dtype"] == np.int8:
                 array = np.clip(np.round(array / scale) + zero, -128, 127)
             interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))
-        self._interpreters[model] = interpreter
-        return {}
 
     def sequence(self, steps: list[tuple[str, int]]) -> dict[str, Any]:
         """Run (model, runs) back to back; return for each the seconds of its runs."""
@@ -142,9 +165,14 @@ class Service:
         finally:
             gc.enable()
 
-    def outputs(self, model: str, to: str) -> dict[str, Any]:
-        """Write the outputs to ``to``.0.npy, ``to``.1.npy ... as float32, images channel-first; return how many."""
+    def outputs(self, model: str, to: str, inputs: list[str] | None = None) -> dict[str, Any]:
+        """Write the outputs to ``to``.0.npy, ``to``.1.npy ... as float32, images channel-first; return how many.
+
+        They are those on the inputs that ``model`` was loaded with, or on others, which it then keeps.
+        """
         interpreter = self._interpreters[model]
+        if inputs is not None:
+            self._feed(interpreter, inputs)
         interpreter.invoke()
         details = sorted(interpreter.get_output_details(), key=lambda d: (len(d["name"]), d["name"]))
         for i, detail in enumerate(details):
@@ -175,6 +203,11 @@ def _timed(invoke: Any, n: int) -> list[float]:
         invoke()
         stamps.append(clock())
     return [float(x) for x in np.diff(stamps)]
+
+
+def _as_range(value: float, graph: Any, index: str) -> Any:
+    """Return one end of a range in the shape that the quantiser gives it: a 1 for each axis of the tensor."""
+    return np.full((1,) * len(graph.tensors[int(index)].shape), value, np.float32)
 
 
 def _channels_last(array: Any) -> Any:

@@ -13,10 +13,11 @@ from dsa_hw.channels import find_groups
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers import measure
 from profilers.litert.client import Worker
-from profilers.litert.convert import TfliteFile
+from profilers.litert.convert import TfliteFile, quantise, written
 from profilers.measuring.bench import DENSE, Bench
 from profilers.measuring.rules import MeasuringRules
 from profilers.networks.builder import ConfigurationBuilder, loadable_module
+from profilers.networks.quantised import quantise_network
 from profilers.targets import resolve
 from profilers.targets.litert import LiteRT, outputs
 from tests.fakes.litert_env import make_fake, real
@@ -63,11 +64,55 @@ def test_invalid_outputs_are_errors(count: str, tmp_path: Path, monkeypatch: pyt
 
 def test_other_devices_and_precisions_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_fake(tmp_path, monkeypatch)
-    with pytest.raises(ProfileError, match="--precision fp32 only"):
+    with pytest.raises(ProfileError, match="fp32 and int8; got 'fp16'"):
         resolve("litert/cpu", precision="fp16")
+    with pytest.raises(ProfileError, match="Omit --int8-without; got conv1"):
+        resolve("litert/cpu", precision="int8-without:conv1")
+    with pytest.raises(ProfileError, match="runs int8 as int8-s8edge"):
+        resolve("litert/cpu", precision="int8-u8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(MissingDependencyError, match="--device cpu"):
         resolve("litert/cuda")
+
+
+def test_int8_files_are_quantised_after_narrowing(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake(tmp_path, monkeypatch)
+    model, inputs = tiny
+    target = resolve("litert/cpu", precision="int8")
+    assert target.title == "litert/cpu int8-s8edge x1"
+    assert "ai-edge-quantizer static_wi8_ai8" in target.describe()["int8"]
+    groups = find_groups(model, inputs)
+    builder = ConfigurationBuilder(model, groups, inputs, target)
+    assert builder.load(groups.sizes.tolist()).run(1)[0] == pytest.approx(1e6 / 1e9)
+    assert target.at("fp32").load(model, inputs).run(1)[0] == pytest.approx(1e6 / 5e8)
+    network = quantise_network(model, inputs, target, batches=[inputs])
+    assert network.ranges == {"0": (-1.0, 1.0)}
+    assert quantise_network(model, inputs, target, ranges={"0": (-2.0, 3.0)}).ranges == {"0": (-2.0, 3.0)}
+
+
+@pytest.mark.parametrize("ranges", ["null", "[]", '{"0": [1]}', '{"0": [1, "x"]}', '{"0": [true, 1]}'])
+def test_invalid_ranges_are_errors(ranges: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake(tmp_path, monkeypatch, f'says {{"done": {{"ranges": {ranges}}}}}')
+    worker = Worker()
+    with pytest.raises(MeasurementError, match="invalid answer to request 'quantise'"):
+        quantise(written(worker, b"x"), (torch.zeros(1, 3),))
+    worker.close()
+
+
+@real
+def test_int8_network_agrees_with_fp32_and_is_quantised_again_from_its_ranges(tiny: Any) -> None:
+    model, inputs = tiny
+    target = resolve("litert/cpu", precision="int8")
+    source = torch.Generator().manual_seed(1)
+    images = torch.randn(8, *inputs[0].shape[1:], generator=source)
+    network = quantise_network(model, inputs, target, batches=[(images,)])
+    with torch.no_grad():
+        expected, found = model(images), network(images)
+    assert float((found - expected).norm() / expected.norm()) < 0.1
+    assert quantise_network(model, inputs, target, ranges=network.ranges).content == network.content
+    other = {name: (2 * low, 2 * high) for name, (low, high) in network.ranges.items()}
+    assert quantise_network(model, inputs, target, ranges=other).content != network.content
+    target.worker.close()  # type: ignore[attr-defined]
 
 
 @real
