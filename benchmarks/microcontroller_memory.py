@@ -28,7 +28,7 @@ from profilers.targets import resolve
 from profilers.targets.ethos_u import EthosU
 
 RESULTS = Path(__file__).parent / "results" / "microcontroller_memory.json"
-NETWORKS = ("resnet20:32", "mobilenet_v2:96", "mobilenet_v3_small:96", "resnet18:64", "squeezenet1_1:96")
+NETWORKS = ("mobilenet_v2:96", "resnet18:64", "squeezenet1_1:96")
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import budgets
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.errors import MeasurementError, MissingDependencyError, ProfileError
 from profilers import latency, load_tables, measure, profile
@@ -160,4 +162,9 @@ def test_narrowed_file_has_the_cycles_of_a_converted_one() -> None:
     assert (first["cycles"], first["memory"]) == (second["cycles"], second["memory"])
     assert [o["cycles"] for o in first["operations"]] == [o["cycles"] for o in second["operations"]]
     assert target.estimate(narrowed, inputs) == first  # deterministic
+    table = pd.DataFrame([[len(k) for k in kept]], columns=list(groups.names))
+    arena, flash = budgets.arena(groups).predict(table)[0], budgets.flash(groups).predict(table)[0]
+    # Vela also prefetches weights to SRAM, all of them in a network as small as this one.
+    assert arena <= first["memory"]["sram"] <= arena + flash
+    assert 0.5 * flash <= first["memory"]["off_chip_flash"] <= 2 * flash + 4096
     target.worker.close()
