@@ -122,7 +122,8 @@ def minimize(
         test: Loader of (inputs, targets) that nothing else has seen, for the certificate. None uses ``val``, with wider
             intervals.
         budgets: Further limits that every network keeps.
-        example_inputs: A tensor or a tuple of tensors; None infers them from the first layer.
+        example_inputs: A tensor or a tuple of tensors; None takes them from the first batch of a loader, or infers
+            them from the first layer.
         loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy.
         metric: ``metric(outputs, targets)``, a score for each input or one for the batch, more is better. None is the
             accuracy.
@@ -265,9 +266,9 @@ class _Search:
         torch.manual_seed(settings.seed)
         dense, name, example = named_model(model, profiling.name, None, example_inputs)
         check_finite_weights(dense, "the dense network")
-        inputs = example_for(dense, example)
-        target = resolve_for(dense, inputs, target)
         data = {part: getattr(loaders, part) for part in ("train", "val", "test")}
+        inputs = example_for(dense, example, data)
+        target = resolve_for(dense, inputs, target)
         for part, loader in data.items():
             check_loader(dense, loader, part)
         folder = RunFolder(

@@ -80,7 +80,8 @@ def allocate(
     Args:
         model: Any network that ``torch.export`` traces; not changed.
         budget: One budget or several: ``LatencyBudget("5ms")`` or, as on the command line, ``"latency=5ms"``.
-        example_inputs: A tensor or a tuple of tensors; None infers them from the first layer.
+        example_inputs: A tensor or a tuple of tensors; None takes them from the first batch of ``train``, ``val`` or
+            ``images``, or infers them from the first layer.
         train: Loader of (inputs, targets). With ``val``, weights and keep ratios are learned together.
         val: Loader of (inputs, targets). Alone, only the keep ratios are learned.
         loss: ``loss(outputs, targets)``, a scalar; None is the cross entropy, or for a loader of dicts, which are the
@@ -142,7 +143,7 @@ def allocate(
     refinement = refinement or RefinementOptions()
     profiling = profiling or ProfileOptions()
     check_finite_weights(model, "the network")
-    inputs = example_for(model, example_inputs)
+    inputs = example_for(model, example_inputs, {"train": train, "val": val, "images": images})
     check_finite_inputs(inputs)
     folder, store = _places(out)
     with Bar(progress) as bar, only_process(folder):

@@ -1,17 +1,19 @@
-"""Example inputs, given or inferred from the first layer by running the network."""
+"""Example inputs: given, from the first batch of a loader, or inferred from the first layer by running the network."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dsa_hw.errors import ModelError
+from dsa_hw.pipeline.model_inputs import possible_inputs
+from dsa_hw.training.fingerprints import first_batch
 from dsa_hw.utils.inputs import as_tensors
-from dsa_hw.utils.modules import evaluating
+from dsa_hw.utils.modules import device_of, evaluating
 
 __all__ = ["example_for"]
 
@@ -23,18 +25,29 @@ _SIDES = (224, 32, 28, 64, 96, 128, 299, 256, 16, 8)
 _FEW_HALVINGS = 8
 
 
-def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]:
+def example_for(
+    model: nn.Module, example_inputs: Any = None, loaders: Mapping[str, Any] | None = None
+) -> tuple[Any, ...]:
     """Return example inputs as a tuple.
 
     Args:
         model: The network.
-        example_inputs: A tensor or several; None infers one from the first layer, with a warning that names its shape.
+        example_inputs: A tensor or several. None takes the first example of the first loader whose batches show what
+            the network accepts; where there is none, one is inferred from the first layer, with a warning that names
+            its shape.
+        loaders: Loaders by name, None among them. One that can be read only once is not read.
 
     Raises:
         ModelError: The shape cannot be inferred.
     """
     if example_inputs is not None:
         return as_tensors(example_inputs)
+    for name, loader in (loaders or {}).items():
+        found = _first_example(model, loader)
+        if found is not None:
+            sizes = ", ".join("x".join(map(str, x.shape)) for x in found)
+            _log.info("No example_inputs: %s, as in the first batch of %s.", sizes, name)
+            return found
     first = next(_layers(model), None)
     if isinstance(first, nn.Linear):
         shapes: list[tuple[int, ...]] = [(1, first.in_features)]
@@ -61,6 +74,22 @@ def example_for(model: nn.Module, example_inputs: Any = None) -> tuple[Any, ...]
         return (example,)
     tried = ", ".join("x".join(map(str, shape)) for shape in shapes)
     raise ModelError(f"The network accepts none of the inputs tried ({tried}). Set example_inputs.")
+
+
+def _first_example(model: nn.Module, loader: Any) -> tuple[Tensor, ...] | None:
+    """Return the first example of a loader; None where the loader does not show inputs that the network accepts."""
+    if not hasattr(loader, "__iter__") or isinstance(loader, (str, bytes, Tensor)):
+        return None
+    device = device_of(model)
+    for found in possible_inputs(first_batch(loader), model):
+        example = tuple(x[:1].detach().clone().to(device) for x in found)
+        try:
+            with torch.no_grad(), evaluating(model):
+                model(*example)
+        except Exception:  # whatever the forward of the user raises; check_loader says what is wrong with the batch
+            continue
+        return example
+    return None
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from dsa_hw.training.fingerprints import first_batch
 
-__all__ = ["inputs_in", "loader_inputs"]
+__all__ = ["inputs_in", "loader_inputs", "possible_inputs"]
+
+_TARGETS = ("labels", "label", "targets", "target", "y")  # arguments that are no inputs
 
 
 def inputs_in(batch: Any, model: nn.Module, example: tuple[Any, ...]) -> tuple[Tensor, ...] | None:
@@ -31,6 +33,33 @@ def inputs_in(batch: Any, model: nn.Module, example: tuple[Any, ...]) -> tuple[T
     else:
         found = tuple(first) if isinstance(first, (tuple, list)) else (first,)
     return found if _are_like(found, example) else None
+
+
+def possible_inputs(batch: Any, model: nn.Module) -> Iterator[tuple[Tensor, ...]]:
+    """Yield what may be the positional inputs of the network in a batch, the most likely first.
+
+    Args:
+        batch: (inputs, targets), inputs alone, a dict with names of parameters of ``forward``, or None.
+        model: The network.
+    """
+    parts = [batch]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        parts = [batch[0], batch]
+    for part in parts:
+        if isinstance(part, Mapping):
+            found: tuple[Any, ...] = tuple(_named_inputs(part, model))
+        else:
+            found = tuple(part) if isinstance(part, (tuple, list)) else (part,)
+        if found and all(isinstance(x, Tensor) and x.ndim and x.numel() for x in found):
+            yield found
+
+
+def _named_inputs(batch: Mapping[str, Any], model: nn.Module) -> Iterator[Any]:
+    """Yield the values for the first parameters of ``forward``, up to one that is missing or a target."""
+    for name in inspect.signature(model.forward).parameters:
+        if name not in batch or name in _TARGETS:
+            return
+        yield batch[name]
 
 
 def loader_inputs(loader: Iterable[Any], model: nn.Module, example: tuple[Any, ...]) -> Iterable[Any] | None:
