@@ -107,6 +107,9 @@ class FastestKernel(CostRegressor):
         columns = 0 if self.shapes is None else len(self.shapes)
         self._constant, self._matrix = np.zeros(columns), np.zeros((columns, size))
         self._three: Bools = np.zeros(columns // len(SHAPE), bool)
+        learnt = getattr(self, "kernels_", None)  # None in the first fit
+        if learnt is not None and not (learnt.shape == (len(ALGORITHMS), 3) and self.processors_ >= 1):
+            raise ProfileError(f"`kernels_` must have shape ({len(ALGORITHMS)}, 3), and `processors_` be at least 1.")
         if self.shapes is None:
             return
         if self.shapes.pairs() or columns % len(SHAPE):

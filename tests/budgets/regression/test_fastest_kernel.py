@@ -20,6 +20,7 @@ from budgets.features import FeatureMap
 from budgets.kernels import SHAPE, kernel_shapes
 from budgets.regression import FastestKernel, PhysicsNNLS
 from budgets.selection import candidates
+from budgets.serialization import decode, encode
 from dsa_hw.channels.counts import Count, Term
 from dsa_hw.errors import ProfileError
 from dsa_hw.profiles import Profile
@@ -183,6 +184,11 @@ def test_shapes_that_do_not_fit_are_refused(table: tuple[np.ndarray, np.ndarray]
         FastestKernel(shapes=SHAPES).fit(x[:, :5], y)
     with pytest.raises(ProfileError, match="4 affine features for each operation"):
         FastestKernel(PHI, shapes=PHI).fit(x, y)
+    maps: list[FeatureMap] = []
+    state = encode(FastestKernel(PHI, shapes=SHAPES).fit(x[:60], y[:60]), maps)
+    for name, wrong in (("processors_", -3), ("kernels_", {"array": [1.0, 2.0, 3.0], "dtype": "float"})):
+        with pytest.raises(ProfileError, match="`kernels_` must have shape"):
+            decode({**state, "learnt": {**state["learnt"], name: wrong}}, maps)
 
 
 @pytest.mark.parametrize(("gpu", "goal"), [("a100", 0.15), ("t4", 0.15)])
