@@ -54,6 +54,8 @@ _HOMES = {
     "find_groups": "dsa_hw.channels",
     "finetune": "dsa_hw.training.finetune",
     "fit": "budgets",
+    "from_hub": "dsa_hw.pipeline.sharing",
+    "load": "dsa_hw.pipeline.sharing",
     "load_cost_model": "budgets",
     "masked": "dsa_hw.channels",
     "load_profile": "profilers",
@@ -111,6 +113,8 @@ __all__ = [
     "find_groups",
     "finetune",
     "fit",
+    "from_hub",
+    "load",
     "load_cost_model",
     "load_profile",
     "masked",
@@ -168,6 +172,7 @@ if TYPE_CHECKING:
     from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
     from dsa_hw.pipeline.reading import Verdict
     from dsa_hw.pipeline.result import Allocation
+    from dsa_hw.pipeline.sharing import from_hub, load
     from dsa_hw.pipeline.verification import Verification, verify
     from dsa_hw.profiles import Profile
     from dsa_hw.training.finetune import finetune

@@ -21,12 +21,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, cast, get_args
 
 import numpy as np
 import torch
 from pydantic import Field, JsonValue, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from dsa_hw.channels.discovery import find_groups
 from dsa_hw.channels.groups import ChannelGroups, architecture_fingerprint
@@ -38,13 +38,16 @@ from dsa_hw.utils.documents import Document, Line, SealedDocument, read_document
 from dsa_hw.utils.files import settle_folder, write_text
 from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.weights import tensors_digest
+from dsa_hw.zoo.constructors import Constructor
 
-__all__ = ["RESULT_FILES", "Plan", "PlanDocument", "PrunedNetwork", "apply_plan"]
+__all__ = ["CARD", "RESULT_FILES", "Plan", "PlanDocument", "PrunedNetwork", "apply_plan", "input_types"]
 
+CARD: Final = "README.md"
+"""The model card of a result. The plan has no hash of it: its reader may add to it."""
 RESULT_FILES: Final = (
     "plan.json", "model.safetensors", "model.onnx", "model.int8.onnx", "model.int8.tflite", "widths.csv",
     "rounds.csv", "history.csv",
-    "cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)),
+    "cost_model.json", *(f"cost_model-{i}.json" for i in range(2, 10)), CARD,
 )  # fmt: skip
 """Files of a result that belong together. `dsa_hw.pipeline.result.Allocation.save` writes them."""
 
@@ -53,7 +56,8 @@ _LARGEST: Final = 2**28  # values of all inputs: 1 GiB in 32 bits, a minute of v
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 _Size = Annotated[int, Field(ge=1, lt=2**31)]
 # RESULT_FILES beside a plan. A plan cannot name any other.
-_File = Annotated[str, Field(pattern="^(" + "|".join(RESULT_FILES[1:]).replace(".", r"\.") + ")$")]
+_File = Annotated[str, Field(pattern="^(" + "|".join(RESULT_FILES[1:-1]).replace(".", r"\.") + ")$")]
+_Type = Literal["float", "bool", "uint8", "int8", "int16", "int32", "int64"]
 
 
 class PrunedNetwork(Document):
@@ -94,6 +98,8 @@ class PlanDocument(SealedDocument):
     certificate: dict[str, JsonValue] | None
     network: PrunedNetwork | None
     files: dict[_File, Sha256]
+    types: tuple[_Type, ...] = Field(default=(), max_length=64)
+    constructor: Constructor | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PlanDocument:
@@ -107,6 +113,8 @@ class PlanDocument(SealedDocument):
                 raise ValueError(f"kept units of {name!r} must be increasing, at least one, from 0 to {size - 1}")
         if sum(math.prod(shape) for shape in self.inputs) > _LARGEST:
             raise ValueError(f"the inputs must have at most {_LARGEST} values")
+        if self.types and len(self.types) != len(self.inputs):
+            raise ValueError(f"there must be a type for each input; got {len(self.types)} for {len(self.inputs)}")
         if self.fingerprint != architecture_fingerprint(self.names, self.sizes, self.shapes):
             raise ValueError("the fingerprint does not follow from names, sizes and shapes")
         if self.certificate is not None and self.network is None:
@@ -143,6 +151,10 @@ class Plan:
     """Weights and reference output of the pruned network; a plan with a certificate has it."""
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     """SHA-256 of the files that were saved beside the plan, by name."""
+    types: tuple[_Type, ...] = field(default=(), repr=False)
+    """Types of the example inputs: "float" is that of the weights. () where all are."""
+    constructor: Constructor | None = None
+    """How to make the unpruned network; None where its own code is needed."""
 
     @classmethod
     def of(
@@ -193,6 +205,8 @@ class Plan:
             "certificate": self.certificate,
             "network": None if self.network is None else self.network.model_dump(mode="json"),
             "files": self.files,
+            "types": self.types,
+            "constructor": None if self.constructor is None else self.constructor.model_dump(mode="json"),
         }
         try:
             document = sealed(content)
@@ -219,7 +233,22 @@ class Plan:
             certificate=found.certificate,
             network=found.network,
             files=found.files,
+            types=found.types,
+            constructor=found.constructor,
         )
+
+    def example_inputs(self, model: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of the shapes and types of the plan: noise, and zeros where they are not floating-point."""
+        parameter = next(iter(model.parameters()), torch.empty(0))
+        source = torch.Generator().manual_seed(0)
+        found = []
+        for shape, kind in itertools.zip_longest(self.inputs, self.types, fillvalue="float"):
+            assert not isinstance(shape, str)
+            if kind == "float":
+                found.append(torch.randn(shape, generator=source).to(parameter.device, parameter.dtype))
+            else:
+                found.append(torch.zeros(shape, dtype=getattr(torch, kind), device=parameter.device))
+        return tuple(found)
 
     def check_network(self, small: nn.Module, inputs: Sequence[Any], source: str) -> float:
         """Check that a pruned network has the weights and the outputs that the plan was saved with.
@@ -254,14 +283,21 @@ class Plan:
         return found
 
 
+def input_types(inputs: Sequence[Any]) -> tuple[_Type, ...]:
+    """Return the types of example inputs, as a plan has them; () where all are floating-point or none has a type."""
+    found = tuple("float" if x.is_floating_point() else str(x.dtype).removeprefix("torch.") for x in inputs)
+    known = set(get_args(_Type))
+    return cast(tuple[_Type, ...], found) if set(found) <= known and set(found) != {"float"} else ()
+
+
 def apply_plan(model: nn.Module, plan: Plan | str | os.PathLike[str], example_inputs: Any = None) -> nn.Module:
     """Remove from an unpruned network the units that a plan does not keep.
 
     Args:
         model: The unpruned network; it is not changed.
         plan: A plan, or the path of its file.
-        example_inputs: As for `find_groups`. Needed only where the network takes something other than floating-point
-            tensors by position.
+        example_inputs: As for `find_groups`. Needed only where the network takes something other than tensors by
+            position.
 
     Returns:
         The pruned network, with the remaining weights of ``model``.
@@ -284,10 +320,7 @@ def apply_plan(model: nn.Module, plan: Plan | str | os.PathLike[str], example_in
             "Build the network with the constructor and the arguments that the plan was made for."
         )
     if example_inputs is None:
-        parameter = next(iter(model.parameters()), torch.empty(0))
-        example_inputs = tuple(
-            torch.zeros(shape, dtype=parameter.dtype, device=parameter.device) for shape in plan.inputs
-        )
+        example_inputs = plan.example_inputs(model)
     groups = find_groups(model, example_inputs)
     if groups.names != plan.names or tuple(groups.sizes.tolist()) != plan.sizes:
         here = dict(zip(groups.names, groups.sizes.tolist(), strict=True))

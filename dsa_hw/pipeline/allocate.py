@@ -17,7 +17,7 @@ import dsa_hw
 from budgets import Budget
 from budgets.notation import BudgetLike, as_budgets
 from dsa_hw.channels import find_groups
-from dsa_hw.channels.plan import Plan, PrunedNetwork
+from dsa_hw.channels.plan import Plan, PrunedNetwork, input_types
 from dsa_hw.errors import DsaError, ModelError
 from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal
@@ -44,6 +44,7 @@ from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, weights_digest
 from dsa_hw.utils.numbers import check_seed
 from dsa_hw.utils.progress import Bar
+from dsa_hw.zoo.constructors import constructor_of
 from profilers.networks.quantised import QuantisedNetwork
 
 if TYPE_CHECKING:
@@ -214,9 +215,10 @@ def allocate(
     certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
     certificate = replace(certificate, int8=calibrations)
     names = list(groups.names)
+    plan = Plan.of(groups, found.kept, certificate.to_dict(), PrunedNetwork.of(found.model, inputs))
     result = Allocation(
         model=found.model,
-        plan=Plan.of(groups, found.kept, certificate.to_dict(), PrunedNetwork.of(found.model, inputs)),
+        plan=replace(plan, types=input_types(inputs), constructor=constructor_of(model, inputs)),
         certificate=certificate,
         widths=pd.Series(best.widths, index=names, name="width"),
         keep_ratios=pd.Series(best.widths / groups.sizes, index=names, name="keep_ratio"),

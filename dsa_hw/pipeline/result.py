@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any, Final
 import pandas as pd
 from torch import nn
 
-from dsa_hw.channels.plan import RESULT_FILES, Plan, PrunedNetwork
+from dsa_hw.channels.plan import CARD, RESULT_FILES, Plan, PrunedNetwork
 from dsa_hw.errors import PlanError
 from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
+from dsa_hw.pipeline.model_card import is_replaceable, model_card
 from dsa_hw.pipeline.quality import Metric, Quality, Source, measure_quality, unknown_quality
 from dsa_hw.pipeline.quantised import calibration_inputs, certified_quality, int8_meters, quantise_all
 from dsa_hw.training.fingerprints import check_loader
@@ -27,6 +29,7 @@ from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_weights, device_of
 from dsa_hw.utils.text import one_line
 from dsa_hw.utils.weights import weights_bytes
+from dsa_hw.zoo.pretrained import hub_upload
 from profilers.networks.onnx_export import export
 from profilers.networks.quantised import QuantisedNetwork
 
@@ -165,11 +168,12 @@ class Allocation:
     def save(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the result to a folder: all of its files, or none.
 
-        They are plan.json (with the certificate), model.safetensors (weights), widths.csv, rounds.csv, history.csv, the
-        cost model of each measured budget (cost_model.json), the network in int8 where a budget is on a target in int8
-        (model.int8.onnx, or .tflite) and, if ``onnx``, model.onnx. The plan has the SHA-256 of
-        all others, and of the network as it is now. Save a network that was trained further again, after `assess`:
-        the quality of other weights is not saved.
+        They are plan.json (with the certificate), model.safetensors (weights), README.md (a model card), widths.csv,
+        rounds.csv, history.csv, the cost model of each measured budget (cost_model.json), the network in int8 where a
+        budget is on a target in int8 (model.int8.onnx, or .tflite) and, if ``onnx``, model.onnx. `dsa_hw.load` reads
+        the folder. The plan has the SHA-256 of all others but the card, and of the network as it is now. A README.md
+        that is not a card, or a card that was edited, stays as it is. Save a network that was trained further again,
+        after `assess`: the quality of other weights is not saved.
 
         Args:
             folder: The folder; it is made where it does not exist. Other files in it stay as they are.
@@ -185,7 +189,8 @@ class Allocation:
         folder = as_path(folder, "folder")
         check_finite_weights(self.model, "the pruned network")
         plan = self.current_plan()
-        with whole_folder(folder, RESULT_FILES) as staging:
+        own_card = is_replaceable(folder / CARD)
+        with whole_folder(folder, RESULT_FILES if own_card else RESULT_FILES[:-1]) as staging:
             write_bytes(staging / WEIGHTS, weights_bytes(self.model.state_dict()))
             tables = {
                 "widths.csv": pd.DataFrame({"width": self.widths, "keep_ratio": self.keep_ratios}),
@@ -200,12 +205,35 @@ class Allocation:
             if onnx:
                 write_onnx(self.model, self.inputs, staging / ONNX)
             if self.quantised:
-                self.export(
-                    staging / INT8_TFLITE if next(iter(self.quantised)).startswith("litert/") else INT8_ONNX, "int8"
-                )
+                name = INT8_TFLITE if next(iter(self.quantised)).startswith("litert/") else INT8_ONNX
+                self.export(staging / name, "int8")
             files = {path.name: file_digest(path) for path in sorted(staging.iterdir())}
             replace(plan, files=files).save(staging / "plan.json")
+            if own_card:
+                known = Certificate.from_dict(plan.certificate)
+                card = model_card(type(self.model).__name__, plan, known, self.recovery, list(files))
+                write_text(staging / CARD, card)
         return folder
+
+    def push_to_hub(self, repository: str, *, private: bool | None = None, onnx: bool = False) -> str:
+        """Save the result to a repository of the Hugging Face hub; `dsa_hw.from_hub` loads it.
+
+        Args:
+            repository: ``org/name``; it is made where it does not exist.
+            private: Whether a new repository is private; None follows the account. You log in with huggingface_hub:
+                ``hf auth login``, or ``HF_TOKEN``.
+            onnx: Whether to write the network as ONNX too.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            MissingDependencyError: huggingface_hub is not installed.
+            ModelError: The hub refuses, or there is no network.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder, onnx=onnx)
+            return hub_upload(Path(folder), repository, RESULT_FILES, private)
 
     def current_plan(self) -> Plan:
         """Return the plan with the hash of the weights as they are now, and their reference output.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import nn
 
 from budgets.budget import Budget, CountedBudget
@@ -169,7 +168,7 @@ def verify(
         ModelError: A weight or an output is NaN or infinite.
 
     Example:
-        >>> import dsa_hw
+        >>> import dsa_hw, torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
         >>> result = dsa_hw.allocate(
@@ -244,9 +243,7 @@ def plan_inputs(plan: Plan, model: nn.Module, example_inputs: Any = None) -> tup
             here, there = (", ".join("x".join(map(str, s)) for s in found) for found in (shapes, plan.inputs))
             raise PlanError(f"The plan was made for inputs of {there}, and its budgets hold for these; got {here}.")
         return given
-    parameter = next(iter(model.parameters()), torch.empty(0))
-    source = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(s, generator=source).to(parameter.device, parameter.dtype) for s in plan.inputs)
+    return plan.example_inputs(model)
 
 
 def pruned_network(model: nn.Module, plan: Plan, inputs: tuple[Any, ...], weights: Weights | None = None) -> nn.Module:

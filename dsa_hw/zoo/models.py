@@ -33,6 +33,8 @@ __all__ = ["load_model", "parse_shape", "preprocessing_of"]
 _HUB = "hf-hub:"
 _DEFAULT_SHAPE = (1, 3, 224, 224)
 _MOST_NUMBERS = 2**30  # 4 GiB as float32; a slip of the keyboard asks for more
+# Arguments of timm.create_model that name files, addresses or weights; a configuration must not choose them.
+_PLACES = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
 # torchvision's DenseNets were saved with names that a newer torch does not accept.
 _OLD_DENSENET = re.compile(
     r"^(.*denselayer\d+\.(?:norm|relu|conv))\.((?:[12])\.(?:weight|bias|running_mean|running_var))$"
@@ -284,6 +286,8 @@ def _hub_model(repository: str) -> _Timm:
         name, config, given = content["architecture"], content.get("pretrained_cfg", {}), content.get("model_args", {})
         if not (timm.is_model(name) and isinstance(config, dict) and isinstance(given, dict)):
             raise ValueError(f"architecture {name!r}")
+        if refused := sorted(set(given) & _PLACES):
+            raise ValueError(f"model_args must not choose {', '.join(refused)}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"{repository} is no model of timm ({first_line(error)}). For models of other libraries give "

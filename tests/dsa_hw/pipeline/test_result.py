@@ -35,7 +35,7 @@ def test_the_plan_has_the_hash_of_every_file(result: Allocation, tmp_path: Path)
     result.save(tmp_path, onnx=True)
     plan = Plan.load(tmp_path / "plan.json")
     names = {path.name for path in tmp_path.iterdir()}
-    assert names - {"plan.json", "profile.sqlite"} == set(plan.files)
+    assert names - {"plan.json", "profile.sqlite", "README.md"} == set(plan.files)
     assert "model.onnx" in names
     for name, digest in plan.files.items():
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest

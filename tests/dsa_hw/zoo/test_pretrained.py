@@ -114,6 +114,10 @@ def test_configuration_cannot_choose_other_code(caches: Path) -> None:
     plant(caches, "me/other", config_json=b'{"architecture": "os.system"}')
     with pytest.raises(ModelError, match="is no model of timm"):
         load_model("hf-hub:me/other")
+    given = {"architecture": "resnet18", "model_args": {"checkpoint_path": "secret.pt"}}
+    plant(caches, "me/third", config_json=json.dumps(given).encode())
+    with pytest.raises(ModelError, match="must not choose checkpoint_path"):
+        load_model("hf-hub:me/third")
 
 
 def test_preprocessing_is_that_of_the_weights() -> None:
