@@ -38,6 +38,7 @@ from dsa_hw.pipeline.result import Allocation
 from dsa_hw.utils.documents import Line
 from dsa_hw.utils.modules import load_weights, weights_digest
 from dsa_hw.utils.progress import Bar
+from dsa_hw.utils.records import Log
 from profilers.profiling.schemes import resolve_for
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Front:
         loss: ``loss(outputs, targets)``; None is the cross entropy.
         metric: The user's metric; None is the accuracy.
         recovery: See `dsa_hw.allocate`.
+        log: See `dsa_hw.allocate`.
     """
 
     dense: nn.Module
@@ -111,6 +113,7 @@ class Front:
     loss: Loss | None = None
     metric: Metric | None = None
     recovery: str = "refit"
+    log: Log | None = None
 
     def with_cost(self, budget: Budget) -> Budget:
         """Return a measured budget with its cost model, profiled once; a counted budget as it is."""
@@ -168,6 +171,7 @@ class Front:
             profiling=replace(self.profiling, source=None, time_limit=6 * s.reading, name=self.name),
             refinement=self.refinement,
             out=self.folder.unfinished(id, f"allocating from {weights_digest(warm)}"),
+            log=self.log,
         )
 
     def finetune(self, id: str, result: Allocation) -> bool:

@@ -54,6 +54,7 @@ from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import check_finite_weights
 from dsa_hw.utils.numbers import check_share
 from dsa_hw.utils.random_state import random_state_kept
+from dsa_hw.utils.records import Log, recorder
 from dsa_hw.utils.text import percent, unknown_name
 from profilers.profiling.schemes import resolve_for
 from profilers.targets import resolve
@@ -109,6 +110,7 @@ def minimize(
     out: str | Path | None = None,
     progress: bool = True,
     listener: Callable[[str], None] | None = None,
+    log: Log | None = None,
 ) -> Minimum:
     """Return the network of the lowest cost whose metric drops by at most ``max_drop``, certified for both.
 
@@ -144,6 +146,8 @@ def minimize(
             an interruption.
         progress: Whether to show progress bars on a terminal.
         listener: Called with a line of text for each step.
+        log: Called with a dict for each network that was tried (stage "limits"), beside the dicts that
+            `dsa_hw.allocate` makes for each of them.
 
     Returns:
         The network, its plan, its certificate and the networks that were tried.
@@ -186,6 +190,7 @@ def minimize(
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
             folder or Path(spare), listener or (lambda text: None), example_inputs, resolve(target),
             method=method, options=dict(options or {}), progress=progress, loss=loss, metric=metric, recovery=recovery,
+            log=recorder(log),
         )  # fmt: skip
         found = search.run()
         if folder is not None:
@@ -348,6 +353,8 @@ class _Search:
                 passes=_passes(result.quality), epochs=epochs,
             )  # fmt: skip
             front.say(str(result.quality))
+        if front.log is not None:
+            front.log({"stage": "limits", "step": number, **{k: v for k, v in row.items() if k != "widths"}})
         return bool(row["passes"])
 
     def _judged(self, result: Allocation) -> Allocation:

@@ -18,6 +18,7 @@ from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.rounding import narrowest, round_widths
 from dsa_hw.utils.arrays import Floats, Ints
 from dsa_hw.utils.numbers import check_number, check_seed, check_share
+from dsa_hw.utils.records import Log
 
 __all__ = ["Batches", "Loss", "Problem", "Proposal", "Realised", "realise"]
 
@@ -48,6 +49,7 @@ class Problem:
         progress: Whether to show progress bars.
         folder: A folder for this problem only, where a method that trains keeps its unfinished work and resumes it.
         options: Further settings of the method by name; a method refuses unknown names.
+        log: Called with a dict for each step, by methods that make steps.
     """
 
     model: nn.Module
@@ -65,6 +67,7 @@ class Problem:
     progress: bool = False
     folder: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    log: Log | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers.

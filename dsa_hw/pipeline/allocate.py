@@ -44,6 +44,7 @@ from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_inputs, check_finite_outputs, check_finite_weights, weights_digest
 from dsa_hw.utils.numbers import check_seed
 from dsa_hw.utils.progress import Bar
+from dsa_hw.utils.records import Log, recorder
 from dsa_hw.zoo.constructors import constructor_of
 from profilers.networks.quantised import QuantisedNetwork
 
@@ -75,6 +76,7 @@ def allocate(
     progress: bool = True,
     profiling: ProfileOptions | None = None,
     refinement: RefinementOptions | None = None,
+    log: Log | None = None,
 ) -> Allocation:
     """Return a smaller network within every budget, measured on the target, with a certificate.
 
@@ -111,6 +113,8 @@ def allocate(
         progress: Whether to show a progress bar on a terminal.
         profiling: How cost models are obtained.
         refinement: How keep ratios become a network.
+        log: Called with a dict when a stage begins, for each step of the keep ratios, for each measured network and for
+            the result. `dsa_hw.integrations.loggers` has some for TensorBoard, MLflow and Weights & Biases.
 
     Returns:
         The network, its plan and its certificate. Where the measurement of the result cannot tell whether a budget is
@@ -147,7 +151,8 @@ def allocate(
     inputs = example_for(model, example_inputs, {"train": train, "val": val, "images": images})
     check_finite_inputs(inputs)
     folder, store = _places(out)
-    with Bar(progress) as bar, only_process(folder):
+    record = recorder(log)
+    with Bar(progress, record) as bar, only_process(folder):
         bar.say("finding channel groups")
         groups = find_groups(model, inputs)
         if not len(groups):
@@ -164,8 +169,9 @@ def allocate(
             if unlabelled is not None:
                 guide, chosen = own_targets(model, unlabelled.used, _GUIDE)
         problem = as_problem(
-            task, constraints, refinement, train=train, val=guide, loss=chosen, options=options, progress=progress
-        )
+            task, constraints, refinement, train=train, val=guide, loss=chosen, options=options, progress=progress,
+            log=record,
+        )  # fmt: skip
         if isinstance(method, str):
             bar.say(f"allocating ({method})")
             proposal = solve_or_resume(problem, method, folder)
@@ -212,6 +218,9 @@ def allocate(
             )
         quality = certified_quality(calibrations) or compare(found.model)
     best = best_candidate(candidates)
+    rounds = candidates_table(constraints, candidates)
+    for number, candidate in enumerate(candidates, 1):
+        record({"stage": "measuring", "step": number, **_measured(candidate)})
     certificate = _certificate(constraints, best, len(candidates), quality, refinement.confidence)
     certificate = replace(certificate, int8=calibrations)
     names = list(groups.names)
@@ -223,13 +232,14 @@ def allocate(
         widths=pd.Series(best.widths, index=names, name="width"),
         keep_ratios=pd.Series(best.widths / groups.sizes, index=names, name="keep_ratio"),
         history=proposal.history,
-        rounds=candidates_table(constraints, candidates),
+        rounds=rounds,
         inputs=inputs,
         constraints=tuple(constraints),
         proposal=proposal,
         recovery=done,
         quantised=networks,
     )
+    record({"stage": "result", "step": 0, **_summary(result)})
     if folder is not None:
         result.save(folder)
     return result
@@ -255,6 +265,7 @@ def as_problem(
     options: Mapping[str, Any] | None = None,
     progress: bool = False,
     folder: Path | None = None,
+    log: Log | None = None,
 ) -> Problem:
     """Return the problem that a method solves.
 
@@ -268,6 +279,7 @@ def as_problem(
         options: Settings of the method, ``epochs`` among them.
         progress: Whether methods show progress bars.
         folder: Where a method that trains keeps its unfinished work.
+        log: Called with a dict for each step.
 
     Returns:
         The problem, on the grid that suits every target.
@@ -294,6 +306,7 @@ def as_problem(
         progress=progress,
         folder=folder,
         options=settings,
+        log=log,
     )
 
 
@@ -329,6 +342,25 @@ def _certificate(
     versions = {package: importlib.metadata.version(package) for package in ("torch", "numpy", "scikit-learn")}
     versions = {"dsa_hw": dsa_hw.__version__, **versions}
     return Certificate(entries, time.strftime("%Y-%m-%d"), measurements, quality, versions)
+
+
+def _measured(candidate: Candidate) -> dict[str, Any]:
+    """Return what a log says of a measured network: of budget j, ``predicted_j``, ``measured_j`` and ``used_j``."""
+    found: dict[str, Any] = {"verdict": str(candidate.verdict)}
+    for j, (reading, judgement) in enumerate(zip(candidate.readings, candidate.judgements, strict=True)):
+        found[f"predicted_{j}"], found[f"measured_{j}"] = float(candidate.predicted[j]), float(reading.value)
+        found[f"used_{j}"] = float(judgement.used)
+    return found
+
+
+def _summary(result: Allocation) -> dict[str, Any]:
+    """Return what a log says of a result."""
+    found: dict[str, Any] = {"verdict": str(result.certificate.verdict), "utilisation": result.certificate.utilisation}
+    for name, interval in (("quality", result.quality.value), ("dense quality", result.quality.dense)):
+        if interval is not None:
+            found[name] = interval.value
+    kept = {f"keep ratio {name}": float(ratio) for name, ratio in result.keep_ratios.items()}
+    return {**found, "measure": result.quality.measure, **kept}
 
 
 def _quality(

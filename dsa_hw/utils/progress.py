@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from dsa_hw.utils.records import Log
 from dsa_hw.utils.text import percent
 
 __all__ = ["Bar"]
@@ -16,9 +17,10 @@ class Bar:
 
     Args:
         shown: Whether to draw the bar; it is never drawn where standard error is not a terminal.
+        log: Called with a record when a stage begins.
     """
 
-    def __init__(self, shown: bool = True) -> None:
+    def __init__(self, shown: bool = True, log: Log | None = None) -> None:
         from tqdm import tqdm
 
         self._bar = tqdm(
@@ -29,6 +31,7 @@ class Bar:
             leave=False,
         )
         self._stage = ""
+        self._log, self._stages = log, 0
 
     def __call__(self, event: Any) -> None:
         """Show an event."""
@@ -44,6 +47,9 @@ class Bar:
             self._bar.reset()
             self._bar.initial = self._bar.n = 100 * (done or 0.0)  # the time left is estimated from here on
             self._bar.set_description_str(stage)
+            self._stages += 1
+            if self._log is not None:
+                self._log({"stage": "stages", "step": self._stages, "begins": stage})
         self._bar.set_postfix_str(note, refresh=done is None)
         if done is not None:
             self._bar.update(max(100 * done - self._bar.n, 0))

@@ -31,6 +31,7 @@ from dsa_hw.training.loaders import on_device
 from dsa_hw.training.losses import Loss, Step, autocast, checked_loss, chosen_loss
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.modules import copy_module, device_of, evaluating
+from dsa_hw.utils.records import Log, recorder
 
 __all__ = ["Allocator"]
 
@@ -73,6 +74,7 @@ class Allocator:
         minimum: ArrayLike = 0.05,
         precision: str = "fp32",
         seed: int = 0,
+        log: Log | None = None,
         **admm: Any,
     ) -> None:
         """Resolve the budgets and check the settings.
@@ -101,6 +103,7 @@ class Allocator:
             minimum: Smallest keep ratio, a number or (K,).
             precision: "fp32" (leaves a surrounding autocast in force), "bf16" or "fp16".
             seed: Seed of the sampled masks.
+            log: Called with a dict for each step: the row of `history`, with the stage "allocating".
             **admm: Further settings of `dsa_hw.methods.dsa.admm.Admm`.
 
         Raises:
@@ -134,6 +137,7 @@ class Allocator:
         self._generator = torch.Generator().manual_seed(seed)
         self._first_loss: float | None = None
         self._rows: list[dict[str, float]] = []
+        self._log = recorder(log)
         self._weight_mask: Tensor | None = None
 
     @property
@@ -296,6 +300,7 @@ class Allocator:
         row["residual"] = self.admm.residual
         alpha = dict(zip(self.groups.names, self.admm.alpha.tolist(), strict=True))
         self._rows.append({**row, **used, **limits, **alpha})
+        self._log({"stage": "allocating", **self._rows[-1], "step": self.admm.state.step})
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs besides the states of the model and the optimiser."""

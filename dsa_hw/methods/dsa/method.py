@@ -118,6 +118,7 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
         importance=importance,
         minimum=problem.least,
         seed=problem.seed,
+        log=problem.log,
         **{key: options[key] for key in _ALLOCATOR},
     )
     total = 0 if allocator.finished else options["steps"]
@@ -165,6 +166,7 @@ def _with_training(problem: Problem, options: dict[str, Any]) -> Proposal:
         seed=problem.seed,
         title="allocating",
         folder=problem.folder,
+        log=problem.log,
     )
     if trainer.allocator.finished:  # the dense network meets the budgets
         return Proposal(trainer.allocator.admm.keep_ratios, problem.model)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from budgets.notation import BudgetLike
 from dsa_hw.channels import ChannelGroups, shrink
 from dsa_hw.channels.surgery import narrow
-from dsa_hw.errors import MissingDependencyError, TrainingError
+from dsa_hw.errors import TrainingError
 from dsa_hw.methods.checkpoint import probed_costs
 from dsa_hw.methods.costs import Cost, CostSet
 from dsa_hw.methods.dsa.allocator import Allocator
@@ -44,6 +44,7 @@ from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of, evaluating
+from dsa_hw.utils.records import Log, recorder
 from dsa_hw.utils.text import one_line
 
 __all__ = ["Trained", "Trainer"]
@@ -104,7 +105,7 @@ class Trainer:
         teacher: nn.Module | Teacher | None = None,
         grid: Ints | None = None,
         folder: str | os.PathLike[str] | None = None,
-        tensorboard: bool = False,
+        log: Log | None = None,
         progress: bool = False,
         seed: int = 0,
         title: str = "training",
@@ -128,7 +129,8 @@ class Trainer:
             grid: Step of the widths (K,).
             folder: Where to write the log and checkpoints. Ctrl-C finishes the present step and saves; the same lines
                 continue and give the same result. Other initial weights, data, budgets or settings are refused.
-            tensorboard: Whether to write the log for TensorBoard, to ``folder``.
+            log: Called with a dict for each epoch (stage "training") and each step of the keep ratios ("allocating"),
+                on the first rank. `dsa_hw.integrations.loggers` has some for TensorBoard, MLflow and Weights & Biases.
             progress: Whether to show a progress bar.
             seed: Seed of sampled masks.
             title: Label of the progress bar.
@@ -155,7 +157,7 @@ class Trainer:
         self.folder = Path(folder) if folder is not None else None
         self.every = max(1, min(recipe.weight_steps, (self.allocation_end - self.warm_up_end) // 12))
         updates = max(3, (self.allocation_end - self.warm_up_end) // self.every)
-        self.dense = model
+        self.dense, self._record = model, recorder(log)
         self.allocator = Allocator(
             model,
             groups,
@@ -165,6 +167,7 @@ class Trainer:
             beta2=recipe.beta2,
             precision=recipe.precision,
             seed=seed,
+            log=self._record if self._first else None,
             **recipe.allocator,
         )
         self.step = 0
@@ -172,7 +175,6 @@ class Trainer:
         self.rows: list[dict[str, float]] = []
         self._network, self._optimiser = self._prepared(model)
         self._seen = [0.0, 0.0]
-        self._writer = _tensorboard(self.folder) if tensorboard and self._first else None
         self._origin = None if self.folder is None else self._described(seed)
         self._resume()
         self._good = self._state()
@@ -336,9 +338,8 @@ class Trainer:
         bar.set_postfix({key: f"{value:.3g}" for key, value in row.items() if key in ("loss", "used", "accuracy")})
         self._good = self._state()
         self._save()
-        if self._writer is not None:
-            for key, value in row.items():
-                self._writer.add_scalar(key, value, self.step)
+        if self._first:
+            self._record({"stage": "training", "step": self.step, **row})
 
     def _state(self) -> dict[str, Any]:
         state = {
@@ -422,13 +423,3 @@ class Trainer:
 def _distributed() -> bool:
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def _tensorboard(folder: Path | None) -> Any:
-    if folder is None:
-        raise TrainingError("`tensorboard` needs `folder`, where its files are written.")
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingDependencyError("`tensorboard` needs TensorBoard. Run: pip install tensorboard.") from error
-    return SummaryWriter(str(folder))
