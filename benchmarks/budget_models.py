@@ -27,12 +27,12 @@ import numpy as np
 import pandas as pd
 import torch
 from budget_baselines import baselines, contenders
-from tqdm import tqdm
 
 import budgets
 from dsa_hw.channels import ChannelGroups, find_groups
 from dsa_hw.errors import DsaError
 from dsa_hw.profiles import Profile
+from dsa_hw.utils.progress import tracked
 from dsa_hw.zoo.torchvision_compat import torchvision
 
 CASES = (
@@ -191,7 +191,7 @@ def coverage(profile: Profile, groups: ChannelGroups, splits: int = SPLITS) -> d
     third = np.argsort(np.argsort(y)) * 3 // len(y)
     covered, widths, methods = [], [], Counter[str]()
     tests, kept, constant = np.zeros(3), np.zeros(3), np.zeros(3)
-    for seed in tqdm(range(splits), desc="coverage", unit="split", disable=not sys.stderr.isatty()):
+    for seed in tracked(range(splits), "coverage"):
         order = np.random.default_rng(1000 + seed).permutation(len(y))
         some = pd.concat([drawn.iloc[order[:40]].assign(split="train"), dense], ignore_index=True)
         model = budgets.fit(replace(profile, table=some), groups)

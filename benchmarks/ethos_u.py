@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 import budgets
 from budgets import FlopsBudget, ParamsBudget
@@ -27,6 +26,7 @@ from dsa_hw.channels import find_groups
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, realise
 from dsa_hw.methods.registry import solve
+from dsa_hw.utils.progress import tracked
 from dsa_hw.zoo.models import load_model
 from profilers import profile
 from profilers.networks.builder import ConfigurationBuilder
@@ -105,15 +105,10 @@ def main() -> None:
                 high = middle
         return best
 
-    bar = tqdm(total=3 * len(args.shares))
-    for share in args.shares:
+    for share in tracked(args.shares, "budgets"):
         note("flops", share, divide(flops, share * float(flops.value(torch.tensor(one)))))
-        bar.update()
         note("flops, equal latency", share, within(flops, float(flops.value(torch.tensor(one))), share))
-        bar.update()
         note("latency", share, within(latency, dense, share))
-        bar.update()
-    bar.close()
     found = target.estimate(builder.artefact(builder.kept(groups.sizes)), inputs)
     flash = sum(o["cycles"] for o in found["operations"] if _memory_bound(o)) / found["cycles"]
     about = {

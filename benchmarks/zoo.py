@@ -18,6 +18,7 @@ import collections
 import json
 import multiprocessing
 import pathlib
+import sys
 import time
 import warnings
 from typing import Any
@@ -29,7 +30,6 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 from zoo_networks import Example, build, names
 
 import budgets
@@ -37,6 +37,7 @@ from dsa_hw import find_groups, masked, shrink
 from dsa_hw.channels.discovery import difference, randomise
 from dsa_hw.utils.inputs import as_inputs
 from dsa_hw.utils.modules import copy_module
+from dsa_hw.utils.progress import counted_steps
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -229,9 +230,8 @@ def main() -> None:
         return
     done = {row["name"] for row in rows}
     todo = [name for name in (args.only or names()) if name not in done]
-    with path.open("a") as file, tqdm(todo) as bar:
-        for name in bar:
-            bar.set_description(name)
+    with path.open("a") as file, counted_steps(len(todo), "networks") as count:
+        for name in todo:
             row: dict[str, Any] = {"name": name, "ours": limited(ours, name, args.limit)}
             if not args.no_rival:
                 row["torch_pruning"] = limited(torch_pruning, name, args.rival_limit)
@@ -239,7 +239,8 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
             file.flush()
             if not row["ours"]["passes"]:
-                bar.write(f"{name}: {row['ours']}")
+                print(f"{name}: {row['ours']}", file=sys.stderr)
+            count(name)
     tv = [r for r in rows if not r["name"].startswith("timm/")]
     for label, part in (("torchvision", tv), ("timm", [r for r in rows if r not in tv])):
         ours_pass = sum(r["ours"]["passes"] for r in part)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import profilers  # its names are imported on first use, so that --help stays fast
-from dsa_hw.errors import DsaError, ProfileError
+from dsa_hw.errors import ProfileError
 from dsa_hw.utils.arguments import OneLineParser, duration, positive_integer, share, whole_number
 from dsa_hw.utils.commands import run_command
 from dsa_hw.utils.progress import Bar
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.text import json_text
 from profilers import summary
 
 __all__ = ["add_options", "command", "run"]
@@ -38,7 +37,7 @@ def command(quantity: str, arguments: Sequence[str] | None = None) -> int:
 
     def parse_and_run() -> int:
         options = parser.parse_args(arguments)
-        return run_command(prog, lambda: run(options), out=options.out)
+        return run_command(prog, lambda: run(options), quiet=options.quiet, as_json=options.json, out=options.out)
 
     return run_command(prog, parse_and_run)
 
@@ -106,31 +105,25 @@ def add_options(parser: argparse.ArgumentParser, quantity: str = "latency") -> N
     add("--seed", type=whole_number, default=0, help="seed of the sampling (default: %(default)s)")
     add("--self-check", action="store_true", help="measure the same configurations twice and report the difference")
     add("--json", action="store_true", help="print one JSON object instead of text")
+    add("--quiet", action="store_true", help="show no progress and no warnings")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; with ``--json``, print errors as an object before raising them."""
-    try:
-        text, content = _self_check(options) if options.self_check else _profile(options)
-    except DsaError as error:
-        if options.json:
-            print(json.dumps({"error": one_line(error, 2000), "exit_code": error.exit_code}))
-        raise
-    print(json.dumps(content) if options.json else text)
+    """Measure and print."""
+    text, content = _self_check(options) if options.self_check else _profile(options)
+    print(json_text(content) if options.json else text)
     return 0
 
 
 def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Return the summary of a profile as text and as plain data."""
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
     if options.fleet:
         return _profile_fleet(options)
     if options.insecure:
         raise ProfileError("--insecure is an option of --fleet. Leave it out.")
     _check_target(options)
     model, inputs = _network(options)
-    with Bar(shown=not options.json) as bar, logging_redirect_tqdm():
+    with Bar(shown=not (options.json or options.quiet)) as bar:
         found = profilers.profile(
             model,
             inputs,
@@ -148,8 +141,6 @@ def _profile(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 def _profile_fleet(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Return the summaries of a profile for each kind of board."""
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
     from profilers.fleet import profile_fleet
     from profilers.fleet.profile import check_address
 
@@ -157,7 +148,7 @@ def _profile_fleet(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         raise ProfileError("--plot shows one device. Leave it out with --fleet.")
     check_address(options.fleet, options.insecure)  # before the model is loaded
     model, inputs = _network(options)
-    with Bar(shown=not options.json) as bar, logging_redirect_tqdm():
+    with Bar(shown=not (options.json or options.quiet)) as bar:
         profiles = profile_fleet(
             model,
             inputs,
@@ -178,7 +169,7 @@ def _self_check(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         raise ProfileError("--self-check is for one device. Run it on a board, without --fleet.")
     _check_target(options)
     model, inputs = _network(options)
-    with Bar(shown=not options.json) as bar:
+    with Bar(shown=not (options.json or options.quiet)) as bar:
         found = profilers.self_check(
             model,
             inputs,

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
 from dsa_hw.cli.budget_args import parse_budgets
+from dsa_hw.cli.loading import image_preprocessing, load_dense, search_arguments
 from dsa_hw.cli.options import (
     BUDGET_HELP,
-    DEFAULT_TARGET,
     EXIT_CODES,
-    METHODS,
-    PRETRAINED_HELP,
     add_command,
     add_data,
+    add_method,
     add_model,
+    add_out,
     add_search,
-    image_preprocessing,
-    load_dense,
-    profile_options,
-    refinement_options,
-    target_of,
-    warn_of_random_weights,
-)
+)  # fmt: skip
+from dsa_hw.cli.output import print_json, print_text, shows_progress, verify_command, warn_of_random_weights
 from dsa_hw.errors import ModelError
 from dsa_hw.utils.arguments import amount
 from dsa_hw.utils.files import refuse_overwriting
@@ -59,7 +52,7 @@ command continues. Exit codes: 0 every budget is met, 2 invalid input, 3 a
 budget cannot be met or is not met, 4 the measurement is less precise than
 --require, or inconclusive.
 
---json prints an object with model, certificate, widths, accuracy, out.
+--json prints an object with model, certificate, widths, accuracy, out, page.
 """
 
 
@@ -76,14 +69,14 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(parser, weights="state dict of the dense network (default: random weights)", pretrained=PRETRAINED_HELP)
+    add_model(parser, weights="state dict of the dense network (default: random weights)")
     option = parser.add_argument
     option(
         "--budget", action="append", required=True, metavar="COST=AMOUNT", help=f"{BUDGET_HELP}; may be repeated"
     )  # fmt: skip
     add_data(parser, "; keep ratios and weights are learned from it (default: synthetic inputs)")
     option("--images", type=Path, metavar="DIR", help="folder of images without labels, to refit the weights with")
-    option("--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}")
+    add_method(parser)
     option("--epochs", type=amount, metavar="N", help="epochs that the method may train (default: the method's own)")
     option(
         "--recovery", choices=("auto", "none", "refit", "distil"), default="auto",
@@ -97,9 +90,8 @@ def add(subparsers: Any) -> None:
         metavar="EPOCHS",
         help="epochs of fine-tuning the pruned network, with the dense one as its teacher",
     )
-    option("--out", type=Path, default=Path("allocation"), metavar="DIR", help="folder of the results")
-    add_search(parser, "profile store (.sqlite) or fitted cost model (.json) to use instead of measuring")
-    option("--force", action="store_true", help="use a cost model of another network, target or runtime version")
+    add_out(parser, "allocation")
+    add_search(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,26 +119,18 @@ def run(args: argparse.Namespace) -> int:
         step=data.step if data else None,
         metric=data.metric if data else None,
         images=images,
-        target=target_of(args),
         method=args.method,
         recovery=args.recovery,
         options={} if args.epochs is None else {"epochs": args.epochs},
         seed=args.seed,
-        out=args.out,
-        progress=not args.json,
-        profiling=profile_options(args),
-        refinement=refinement_options(args),
+        **search_arguments(args),
     )
     accuracy: dict[str, float] = {}
     if data:
         result, accuracy = _assessed(model, result, data, args)
     certificate = result.certificate
-    check = ["dsa-hw", "verify", str(args.out / "plan.json"), "--model", args.model]
-    if args.classes is not None:
-        check += ["--classes", str(args.classes)]
-    if args.target != DEFAULT_TARGET:
-        check += ["--target", args.target]
-    write_allocation(result, args.out / "index.html", model=args.model, command=shlex.join(check))
+    check = verify_command(args)
+    write_allocation(result, args.out / "index.html", model=args.model, command=check)
     if args.json:
         content = {
             "model": args.model,
@@ -154,16 +138,17 @@ def run(args: argparse.Namespace) -> int:
             "widths": {str(name): int(width) for name, width in result.widths.items()},
             "accuracy": accuracy,
             "out": str(args.out),
+            "page": str(args.out / "index.html"),
         }
-        print(json.dumps(content, indent=1))
+        print_json(content)
     else:
-        print(result)
+        print_text(result)
         if "fine-tuned" in accuracy:
             print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
         skipped = (data.skipped if data else 0) + (len(images.skipped) if images else 0)
         if skipped:
             print(f"  skipped: {skipped} image{'s' if skipped > 1 else ''} that cannot be read")
-        print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {shlex.join(check)}")
+        print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {check}")
     return EXIT_CODES[certificate.verdict]
 
 
@@ -184,7 +169,7 @@ def _assessed(
     if args.finetune:
         finetune(
             result.model, data.train, args.finetune, loss=data.loss, step=data.step, teacher=model,
-            progress=not args.json,
+            progress=shows_progress(args),
         )  # fmt: skip
         result = assessed()
         found["fine-tuned"] = result.quality.value

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
 from dsa_hw.cli.budget_args import expand_budgets
+from dsa_hw.cli.loading import experiment_arguments, load_dense, settings_of
 from dsa_hw.cli.options import (
     BUDGET_HELP,
     METHODS,
-    PRETRAINED_HELP,
     add_command,
     add_data,
     add_model,
+    add_out,
     add_search,
     add_training,
-    load_dense,
-    profile_options,
-    refinement_options,
-    settings_of,
-    step_listener,
-    target_of,
-    warn_of_random_weights,
-)
+)  # fmt: skip
+from dsa_hw.cli.output import Table, print_json, print_table, records, warn_of_random_weights
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["add", "comparison_text", "run"]
+__all__ = ["add", "comparison_data", "comparison_table", "run"]
 
 _EXAMPLES = """Examples:
   dsa-hw compare --model resnet20 --data digits \\
@@ -61,12 +54,7 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(
-        parser,
-        shape=False,
-        weights="state dict of the trained dense network (default: train it)",
-        pretrained=PRETRAINED_HELP,
-    )
+    add_model(parser, shape=False, weights="state dict of the trained dense network (default: train it)")
     add_data(parser, required=True)
     add_training(parser, f"{BUDGET_HELP}, or a range: latency=30%%..90%%:7")
     parser.add_argument(
@@ -77,8 +65,8 @@ def add(subparsers: Any) -> None:
         help=f"methods that find keep ratios: {', '.join(METHODS)} (default: dsa uniform)",
     )
     parser.add_argument("--no-equal", action="store_true", help="leave out the networks at equal measured latency")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder of the report")
-    add_search(parser, "profile store (.sqlite) to use instead of measuring")
+    add_out(parser, "report", "the report")
+    add_search(parser, models=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,40 +80,40 @@ def run(args: argparse.Namespace) -> int:
         model,
         data,
         budgets,
-        target=target_of(args),
         methods=args.methods,
-        settings=settings,
-        profiling=profile_options(args),
-        refinement=refinement_options(args),
-        out=args.out,
+        **experiment_arguments(args, settings),
         equal=not args.no_equal,
-        progress=not args.json,
-        listener=step_listener(args),
         command=args.typed,
     )
     if args.json:
-        rows = json.loads(table.to_json(orient="records"))
-        print(json.dumps({**table.attrs, "networks": rows}, indent=1))
+        print_json(comparison_data(table))
     else:
-        print(f"{comparison_text(table)}\n\n{table.attrs['headline']}\nreport: {table.attrs['report']}")
+        print_table(comparison_table(table))
+        print(f"\n{table.attrs['headline']}\nreport: {table.attrs['report']}")
     return 0
 
 
-def comparison_text(table: pd.DataFrame) -> str:
-    """Return the table of `dsa_hw.compare` for a terminal."""
-    import pandas as pd
+def comparison_data(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the table of `dsa_hw.compare` as plain data."""
+    return {"networks": records(table), **{str(name): value for name, value in table.attrs.items()}}
 
-    networks = zip(table["kind"], table["asked"], table["method"], table["matches"], strict=True)
-    shown = {
-        "network": [
-            "dense" if kind == "dense" else f"{kind} {asked}, {method}" + (" at equal latency" if matches else "")
-            for kind, asked, method, matches in networks
-        ],
-        "latency [ms]": (1e3 * table["seconds"]).map("{:.4g}".format),
-        "MFLOPs": (table["flops"] / 1e6).map("{:.1f}".format),
-        "k params": (table["params"] / 1e3).map("{:.1f}".format),
-        "before [%]": [("" if b != b else f"{100 * b:.1f}") for b in table["accuracy_before"]],
-        "accuracy [%]": (100 * table["accuracy"]).map("{:.1f}".format),
-        "verdict": table["verdict"],
-    }
-    return pd.DataFrame(shown).to_string(index=False)
+
+def comparison_table(table: pd.DataFrame) -> Table:
+    """Return the table of `dsa_hw.compare` for a terminal."""
+    head = ("network", "latency [ms]", "MFLOPs", "k params", "before [%]", "accuracy [%]", "verdict")
+    rows = []
+    for _, row in table.iterrows():
+        name = "dense" if row["kind"] == "dense" else f"{row['kind']} {row['asked']}, {row['method']}"
+        before = row["accuracy_before"]
+        rows.append(
+            (
+                name + (" at equal latency" if row["matches"] else ""),
+                f"{1e3 * row['seconds']:.4g}",
+                f"{row['flops'] / 1e6:.1f}",
+                f"{row['params'] / 1e3:.1f}",
+                "" if before != before else f"{100 * before:.1f}",
+                f"{100 * row['accuracy']:.1f}",
+                row["verdict"],
+            )
+        )
+    return Table(head, rows, left=(0, 6))

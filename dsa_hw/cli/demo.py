@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.cli.compare import comparison_text
-from dsa_hw.cli.options import DEFAULT_TARGET, add_command
+from dsa_hw.cli.compare import comparison_data, comparison_table
+from dsa_hw.cli.options import DEFAULT_TARGET, add_command, add_out
+from dsa_hw.cli.output import print_json, print_table, shows_progress
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.options import ProfileOptions
 
@@ -27,6 +28,8 @@ _EXAMPLES = """Examples:
 
 The report is OUT/index.html. After an interruption the same command
 continues. Exit codes: 0 the report is written, 2 invalid input.
+
+--json prints an object with networks, widths, headline, report.
 """
 _SETTINGS = ExperimentSettings(train_epochs=4, epochs=1, finetune_epochs=2, reading=3.0, lr=0.1)
 _PROFILING = ProfileOptions(samples=24, holdout=6, time_limit=45.0, name="small inverted-residual network")
@@ -44,12 +47,14 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder of the report")
+    add_out(parser, "report", "the report")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo."""
-    demo(args.out, command=args.typed)
+    found = demo(args.out, command=args.typed, as_json=args.json, progress=shows_progress(args))
+    if args.json:
+        print_json(found)
     return 0
 
 
@@ -60,7 +65,9 @@ def demo(
     settings: ExperimentSettings = _SETTINGS,
     profiling: ProfileOptions = _PROFILING,
     command: str = "dsa-hw demo",
-) -> None:
+    as_json: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
     """Compare a latency and a FLOPs budget, and print what is done and what was found.
 
     Args:
@@ -69,13 +76,19 @@ def demo(
         settings: How the networks are trained and measured.
         profiling: How the network is profiled.
         command: The command line, for the report.
+        as_json: Whether to print nothing.
+        progress: Whether to print what is done.
+
+    Returns:
+        What was found, as plain data.
     """
     begin = time.perf_counter()
 
     def say(text: str) -> None:
         print(f"{time.perf_counter() - begin:5.0f} s  {text}", flush=True)
 
-    print("dsa-hw demo: a small residual network on digits, FLOPs budget against latency budget\n")
+    if progress:
+        print("dsa-hw demo: a small residual network on digits, FLOPs budget against latency budget\n")
     table = dsa_hw.compare(
         f"{__name__}:network",
         "digits",
@@ -86,15 +99,20 @@ def demo(
         settings=settings,
         profiling=profiling,
         out=out,
-        progress=True,
-        listener=say,
+        progress=progress,
+        listener=say if progress else None,
         command=command,
     )
-    print(f"\n{comparison_text(table)}\n\n{table.attrs['headline']}")
+    if as_json:
+        return comparison_data(table)
+    print()
+    print_table(comparison_table(table))
+    print(f"\n{table.attrs['headline']}")
     print(f"\nreport: {Path(table.attrs['report']).resolve()} ({time.perf_counter() - begin:.0f} s)")
     print(
         "next: dsa-hw compare --model resnet20 --data digits --budgets flops=50% latency=50% params=50% --out report20/"
     )
+    return comparison_data(table)
 
 
 def network() -> nn.Module:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 from typing import Any
 
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_json
+from dsa_hw.cli.options import add_command
+from dsa_hw.cli.output import print_json
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.packages import OWN, why_hidden
 from dsa_hw.utils.text import one_line
@@ -61,7 +61,6 @@ def add(subparsers: Any) -> None:
         help="check this target only, and measure a small network on it; may be repeated (default: check all that are "
         "known)",
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         if targets[name] is None:
             targets[name], trials[name] = _trial(name)
     if args.json:
-        print(json.dumps(_as_json(packages, ours, targets) | {"trials": trials}, indent=1))
+        print_json(_as_json(packages, ours, targets) | {"trials": trials})
     else:
         print(_as_text(packages, ours, targets))
         for name in args.target or ():

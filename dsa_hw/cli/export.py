@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_data, add_json, add_model, model_and_inputs
+from dsa_hw.cli.loading import load_named_data, model_and_inputs
+from dsa_hw.cli.options import add_command, add_data, add_model
+from dsa_hw.cli.output import print_json
 from dsa_hw.errors import PlanError
 from dsa_hw.utils.files import locked, refuse_overwriting, write_bytes
 
@@ -55,7 +56,11 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
-    add_model(parser, weights="state dict of the pruned network (default: model.safetensors beside the plan)")
+    add_model(
+        parser,
+        weights="state dict of the pruned network (default: model.safetensors beside the plan)",
+        pretrained=None,
+    )
     parser.add_argument(
         "--retrained", action="store_true", help="accept weights that were trained further after the plan was saved"
     )
@@ -64,12 +69,12 @@ def add(subparsers: Any) -> None:
         help="fp32; int8, in the scheme of the plan; or int8-SCHEME, for example int8-u8 (default: fp32)",
     )  # fmt: skip
     parser.add_argument("--format", choices=tuple(_SUFFIXES), default="onnx", help="kind of file")
-    add_data(parser, "digits or cifar10, to calibrate int8 on again (default: the calibration in the plan)")
+    add_data(parser, ", to calibrate int8 on again (default: the calibration in the plan)")
+    parser.set_defaults(seed=0)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the file to write (default: model.onnx or model.int8.onnx beside the "
         "plan; .xml for OpenVINO, .tflite for LiteRT)",
     )  # fmt: skip
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     if weights is None:
         print("The weights are random (no --weights).", file=sys.stderr)
     if args.json:
-        print(json.dumps({"out": str(out), "bytes": size, "parameters": parameters}))
+        print_json({"out": str(out), "bytes": size, "parameters": parameters})
     else:
         print(f"saved: {out}, {parameters / 1e6:.3f} M parameters, {size / 2**20:.2f} MiB")
     return 0
@@ -132,7 +137,6 @@ def _int8(
 ) -> bytes:
     """Return the quantised network, calibrated as in the plan or on ``--data``."""
     from dsa_hw.pipeline.quantised import calibration_inputs, quantised_for
-    from dsa_hw.zoo.data import load_data
     from profilers.networks.quantised import quantise_network
     from profilers.targets import resolve
 
@@ -143,8 +147,8 @@ def _int8(
         precision = fitting[0].precision
     target = resolve(f"{runtime}/cpu", precision=precision)
     if args.data:
-        data = load_data(args.data, args.data_path)
-        found = calibration_inputs(small, inputs, [("training data", data.train)], 0)
+        data = load_named_data(args)
+        found = calibration_inputs(small, inputs, [("training data", data.train if data else None)], 0)
         return quantise_network(small, inputs, target, batches=[found.inputs]).content
     if not is_saved:
         raise PlanError("The calibration in the plan is of the weights that it was saved with. Give --data.")

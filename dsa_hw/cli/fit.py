@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
-from dsa_hw.cli.options import add_command, add_json
+from dsa_hw.cli.options import add_command
+from dsa_hw.cli.output import Table, print_json, print_table, records
 from dsa_hw.errors import ModelError, ProfileError
 from dsa_hw.profiles import QUANTITIES, Profile
 from dsa_hw.units import format_magnitude
@@ -63,7 +63,6 @@ def add(subparsers: Any) -> None:
     )
     option("--confidence", type=float, default=0.9, help="confidence of the reported bound")
     option("--seed", type=int, default=0, metavar="N", help="seed of the cross-validation")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         model.plot(args.plot, args.confidence)
     if args.json:
-        table = model.report.reset_index()
-        print(json.dumps({"out": str(out), "candidates": json.loads(table.to_json(orient="records"))}, indent=1))
+        print_json({"out": str(out), "candidates": records(model.report.reset_index())})
     else:
         print(text)
+        print_table(_candidates(model))
         print(f"\nsaved: {out}" + (f", {args.plot}" if args.plot else ""))
     return 0
 
@@ -117,15 +116,21 @@ def _groups(profile: Profile, name: str | None) -> ChannelGroups:
 
 
 def _report(model: CostModel, confidence: float) -> str:
-    """Return the model, its bound and the table of candidates as text."""
-    table = model.report.drop(columns="chosen")
-    for column in ("mape", "se", "worst", "within_5", "within_10", "holdout_mape"):
-        if column in table:
-            table[column] = table[column].map(lambda value: percent(value, 2))
-    table["seconds"] = table["seconds"].map("{:.2f}".format)
+    """Return the model and its bound as text."""
     bound = f"{percent(model.half_width(confidence))} above the prediction"
     lines = [repr(model), f"  upper bound at {100 * confidence:g}%: {bound} (median)"]
     if model.provenance.dense is not None:
         dimension = QUANTITIES[model.provenance.quantity].dimension
         lines.append(f"  dense network measured: {format_magnitude(model.provenance.dense, dimension)}")
-    return "\n".join([*lines, "", table.to_string()])
+    return "\n".join([*lines, ""])
+
+
+def _candidates(model: CostModel) -> Table:
+    """Return a row for each candidate that was cross-validated."""
+    table = model.report.drop(columns="chosen")
+    for column in ("mape", "se", "worst", "within_5", "within_10", "holdout_mape"):
+        if column in table:
+            table[column] = table[column].map(lambda value: percent(value, 2))
+    table["seconds"] = table["seconds"].map("{:.2f}".format)
+    rows = [(str(name), *map(str, row)) for name, row in zip(table.index, table.to_numpy(), strict=True)]
+    return Table((str(table.index.name or ""), *map(str, table.columns)), rows)

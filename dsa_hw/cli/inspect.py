@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import budgets
 import dsa_hw
-from dsa_hw.cli.options import PRETRAINED_HELP, add_command, add_data, add_json, add_model, load_dense
+from dsa_hw.cli.loading import load_dense
+from dsa_hw.cli.options import add_command, add_data, add_model
+from dsa_hw.cli.output import Table, print_json, print_table, records
 from dsa_hw.utils.files import write_figure
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dsa_hw import ChannelGroups
     from dsa_hw.zoo.data import Data
 
-__all__ = ["add", "groups_text", "run"]
+__all__ = ["add", "groups_table", "run"]
 
 _EXAMPLES = """Examples:
   dsa-hw inspect --model resnet18 --input 1x3x224x224
@@ -43,11 +44,7 @@ def add(subparsers: Any) -> None:
         "and parameters of each group.",
         examples=_EXAMPLES,
     )
-    add_model(
-        parser,
-        weights="state dict of the network, for --int8 (default: random weights)",
-        pretrained=PRETRAINED_HELP,
-    )
+    add_model(parser, weights="state dict of the network, for --int8 (default: random weights)")
     parser.add_argument(
         "--int8",
         action="store_true",
@@ -55,7 +52,6 @@ def add(subparsers: Any) -> None:
     )
     add_data(parser, ", inputs for --int8 (default: inputs made up from the batch-norm statistics)")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="plot FLOPs and parameters per group to this file")
-    add_json(parser)
     parser.set_defaults(seed=0)
 
 
@@ -71,15 +67,15 @@ def run(args: argparse.Namespace) -> int:
     }
     errors, source = _int8_errors(model, inputs, data) if args.int8 else (None, "")
     if args.json:
-        layers = None if errors is None else json.loads(errors.to_json(orient="records"))
+        layers = None if errors is None else records(errors)
         int8 = None if layers is None else {"source": source, "layers": layers}
-        content = {"model": args.model, **totals, "groups": json.loads(frame.to_json(orient="records")), "int8": int8}
-        print(json.dumps(content, indent=1))
+        content = {"model": args.model, **totals, "groups": records(frame), "int8": int8}
+        print_json(content)
     else:
         shapes = ", ".join("x".join(map(str, shape)) for shape in groups.inputs)
         many = "channel group" if len(groups) == 1 else "channel groups"
         print(f"{args.model} on {shapes}: {len(groups)} {many} that can be pruned\n")
-        print(groups_text(frame))
+        print_table(groups_table(frame))
         print(
             f"\n{totals['flops'] / 1e9:.3f} GFLOPs, {totals['params'] / 1e6:.3f} M parameters, "
             f"{totals['activation_memory'] / 2**20:.1f} MiB of activations at the peak"
@@ -102,31 +98,23 @@ def _int8_errors(model: nn.Module, inputs: tuple[Any, ...], data: Data | None) -
     return int8_sensitivity(model, inputs, [tuple(x[:32] for x in found.inputs)]), found.source
 
 
-def groups_text(frame: pd.DataFrame) -> str:
+def groups_table(frame: pd.DataFrame) -> Table:
     """Return the table of `ChannelGroups.to_frame` for a terminal."""
-    short = frame.assign(
-        members=[m if len(m) <= 40 else f"{m.split(', ')[0]} + {m.count(', ')} more" for m in frame["members"]],
-        flops_share=[f"{share:6.1%}" for share in frame["flops_share"]],
-    )
     rows = [
-        ("group", "channels", "produced by", "FLOPs", "frozen because"),
-        *(
-            (str(r.group), str(r.channels), str(r.members), str(r.flops_share), str(r.why_frozen))
-            for r in short.itertuples()
-        ),
+        (
+            str(r.group),
+            str(r.channels),
+            str(r.members) if len(str(r.members)) <= 40 else _first_of(str(r.members)),
+            f"{r.flops_share:6.1%}",
+            str(r.why_frozen),
+        )
+        for r in frame.itertuples()
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = []
-    for row in rows:
-        cells = [
-            row[0].ljust(widths[0]),
-            row[1].rjust(widths[1]),
-            row[2].ljust(widths[2]),
-            row[3].rjust(widths[3]),
-            row[4],
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return Table(("group", "channels", "produced by", "FLOPs", "frozen because"), rows, left=(0, 2, 4))
+
+
+def _first_of(members: str) -> str:
+    return f"{members.split(', ')[0]} + {members.count(', ')} more"
 
 
 def _plot(groups: ChannelGroups, model: str, path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import dsa_hw
-from dsa_hw.cli.run_file import as_yaml, effective_options, expand_run_file, save_run_file
+from dsa_hw.cli.run_file import RUN_FILE, as_yaml, chooses_code, effective_options, expand_run_file, save_run_file
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.arguments import OneLineParser
 from dsa_hw.utils.commands import run_command
@@ -64,13 +64,25 @@ def _run(words: list[str]) -> int:
     args.typed = shlex.join(["dsa-hw", *typed])
     out = args.out if args.continues else None
 
-    def run() -> int | None:
-        code: int | None = args.run(args)
+    def save() -> None:
         if out is not None and out.is_dir():
             save_run_file(out, options)
+
+    def run() -> int | None:
+        try:
+            code: int | None = args.run(args)
+        except KeyboardInterrupt:
+            save()
+            raise
+        save()
         return code
 
-    return run_command(f"dsa-hw {args.command}", run, verbose=args.verbose, out=out)
+    again = "Repeat the command to continue."
+    if out is not None and out.suffix != ".sqlite" and not chooses_code(options):
+        again = f"Continue with: {shlex.join(['dsa-hw', args.command, '--config', str(out / RUN_FILE)])}"
+    return run_command(
+        f"dsa-hw {args.command}", run, verbose=args.verbose, quiet=args.quiet, as_json=args.json, out=out, again=again
+    )
 
 
 def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

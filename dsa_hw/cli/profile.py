@@ -33,5 +33,6 @@ def add(subparsers: Any) -> None:
         description="Measure the latency of sampled channel configurations of a network on a device.",
         examples=_EXAMPLES,
         continues=True,
+        output=False,
     )
     cli.add_options(parser)

@@ -20,7 +20,15 @@ from dsa_hw.utils.files import write_text
 from dsa_hw.utils.text import first_line, one_line, unknown_name
 from dsa_hw.zoo.user_code import is_code
 
-__all__ = ["RUN_FILE", "add_run_file", "as_yaml", "effective_options", "expand_run_file", "save_run_file"]
+__all__ = [
+    "RUN_FILE",
+    "add_run_file",
+    "as_yaml",
+    "chooses_code",
+    "effective_options",
+    "expand_run_file",
+    "save_run_file",
+]
 
 RUN_FILE: Final = "run.yaml"
 _LARGEST = 2**20  # bytes
@@ -78,6 +86,11 @@ def effective_options(command: str, parser: argparse.ArgumentParser, words: Sequ
             many = isinstance(value, (list, tuple))
             options[_key(action)] = value if value is True else [str(v) for v in value] if many else str(value)
     return options
+
+
+def chooses_code(options: Options) -> bool:
+    """Return whether options import code or reach another computer, which must be typed."""
+    return any(_must_be_typed(key, text) for key, value in options.items() for text in _texts(value))
 
 
 def save_run_file(folder: Path, options: Options) -> None:
@@ -167,14 +180,22 @@ def _refuse_code(path: Path, key: str, value: Any) -> None:
     Raises:
         FileError: The value must be typed.
     """
-    for text in value if isinstance(value, list) else [value]:
-        if not isinstance(text, str):
-            continue
-        imports = key == "counter" or (key in ("model", "data") and is_code(text))
-        remote = key == "fleet" or (key in ("target", "device") and any(mark in text for mark in _REMOTE))
-        if imports or remote:
-            what = "code to import" if imports else "another computer"
+    for text in _texts(value):
+        if what := _must_be_typed(key, text):
             raise FileError(
                 f"{path} names {what} ({key}: {one_line(text, 80)}), which a file must not choose. Type it: --{key} "
                 f"{one_line(text, 80)}."
             )
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+
+
+def _must_be_typed(key: str, text: str) -> str:
+    """Return what a value chooses that a file must not choose; empty where there is nothing."""
+    if key == "counter" or (key in ("model", "data") and is_code(text)):
+        return "code to import"
+    if key == "fleet" or (key in ("target", "device") and any(mark in text for mark in _REMOTE)):
+        return "another computer"
+    return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsa_hw.cli.options import add_command
+from dsa_hw.cli.output import print_json
 from dsa_hw.errors import MissingDependencyError
 
 __all__ = ["add", "run"]
@@ -30,6 +31,8 @@ settings of pip apply (PIP_INDEX_URL, pip.conf). The environment gets the versio
 of torch that is installed here; for its CPU-only build set PIP_EXTRA_INDEX_URL
 as pytorch.org describes. The environment is in the cache folder, which
 DSA_HW_CACHE changes.
+
+--json prints an object with folder, versions.
 """
 
 
@@ -54,16 +57,20 @@ def run(options: argparse.Namespace) -> int:
 
     from profilers.litert.client import Worker, environment_folder, python_of, versions
 
+    def say(text: str) -> None:
+        if not options.quiet:
+            print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
+
     folder = environment_folder()
     if options.again:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         found = versions()
-        print(f"Environment already exists at {folder}. Use --again to recreate it.")
+        say(f"Environment already exists at {folder}. Use --again to recreate it.")
     except MissingDependencyError:
         # Networks are passed as archives of torch.export, so both environments need the same torch.
         version = torch.__version__.partition("+")[0]
-        print(f"Creating {folder} with torch {version}. This takes some minutes and about 2 GB.", flush=True)
+        say(f"Creating {folder} with torch {version}. This takes some minutes and about 2 GB.")
         _call([sys.executable, "-m", "venv", str(folder)], "Cannot create an environment")
         _install(python_of(folder), version)
         found = versions()
@@ -72,8 +79,11 @@ def run(options: argparse.Namespace) -> int:
         worker.ask("forget", model="nothing")  # starts the process, so that a broken environment fails now
     finally:
         worker.close()
-    print("ready: " + ", ".join(f"{name} {version}" for name, version in found.items()))
-    print("next: dsa-hw profile --model mobilenet_v2 --input 1x3x96x96 --device ethos-u55-128")
+    if options.json:
+        print_json({"folder": str(folder), "versions": found})
+    else:
+        print("ready: " + ", ".join(f"{name} {version}" for name, version in found.items()))
+        print("next: dsa-hw profile --model mobilenet_v2 --input 1x3x96x96 --device ethos-u55-128")
     return 0
 
 

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import dsa_hw
-from dsa_hw.cli.options import (
-    EXIT_CODES,
-    add_command,
-    add_data,
-    add_json,
-    add_measuring,
-    add_model,
-    load_named_data,
-    measuring_rules,
-    model_and_inputs,
-)
+from dsa_hw.cli.loading import load_named_data, measuring_rules, model_and_inputs
+from dsa_hw.cli.options import EXIT_CODES, add_command, add_data, add_measuring, add_model
+from dsa_hw.cli.output import print_json, print_text
 from dsa_hw.utils.arguments import duration
 
 __all__ = ["add", "run"]
@@ -78,7 +69,6 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--technology", metavar="JSON", help="your own technology file of an energy estimate, if the plan needs one"
     )
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             "then": found.then.to_dict(),
             "now": found.now.to_dict(),
         }
-        print(json.dumps(content, indent=1))
+        print_json(content)
     else:
-        print(found)
+        print_text(found)
     return EXIT_CODES[found.verdict]

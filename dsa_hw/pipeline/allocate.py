@@ -25,7 +25,7 @@ from dsa_hw.methods.registry import check_method
 from dsa_hw.methods.synthetic import own_targets
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.constraints import Constraint, common_grid, cost_set, resolve_budgets
-from dsa_hw.pipeline.cost_models import Task
+from dsa_hw.pipeline.cost_models import FITTING, Task
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.model_inputs import loader_inputs
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
@@ -34,6 +34,7 @@ from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
+from dsa_hw.pipeline.stages import MEASURING_STAGES, STAGES, expected_seconds
 from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
@@ -47,6 +48,7 @@ from dsa_hw.utils.progress import Bar
 from dsa_hw.utils.records import Log, recorder
 from dsa_hw.zoo.constructors import constructor_of
 from profilers.networks.quantised import QuantisedNetwork
+from profilers.profiling.events import Event
 
 if TYPE_CHECKING:
     from profilers.targets import Target
@@ -152,19 +154,30 @@ def allocate(
     check_finite_inputs(inputs)
     folder, store = _places(out)
     record = recorder(log)
-    with Bar(progress, record) as bar, only_process(folder):
-        bar.say("finding channel groups")
+    with Bar(progress, STAGES, MEASURING_STAGES, record) as bar, only_process(folder):
+        bar.enter("channels")
         groups = find_groups(model, inputs)
         if not len(groups):
             raise ModelError("The network has no channel group that can be pruned. dsa-hw inspect shows the reasons.")
         check_finite_outputs(model, inputs)
         check_metric(model, val, metric)
         check_loader(model, images, "images", labelled=False)
-        task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, bar)
+
+        def on_profile(event: Event) -> None:
+            bar.enter("cost model" if event.stage == FITTING else "profile")
+            bar(event)
+
+        task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, on_profile)
+        if bar.shown:
+            epochs = options.get("epochs") if isinstance(options, Mapping) else None
+            bar.expect(
+                expected_seconds(task, budgets, train=train, val=val, images=images, recovery=recovery, epochs=epochs)
+            )
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
         unlabelled: UnlabelledSet | None = None
         guide = val
         if train is None and val is None and (images is not None or recovery != "none"):
+            bar.enter("inputs")
             unlabelled = unlabelled_set(model, inputs, images, seed=seed, listener=bar.say)
             if unlabelled is not None:
                 guide, chosen = own_targets(model, unlabelled.used, _GUIDE)
@@ -173,7 +186,8 @@ def allocate(
             log=record,
         )  # fmt: skip
         if isinstance(method, str):
-            bar.say(f"allocating ({method})")
+            bar.enter("allocation")
+            bar.say(method)
             proposal = solve_or_resume(problem, method, folder)
         else:
             proposal = method
@@ -182,11 +196,19 @@ def allocate(
         def say(what: str, done: float) -> None:
             bar.say("measuring and correcting", done, what)
 
+        bar.enter("measurement")
         candidates, found = find_network(
             problem, proposal, constraints, refinement, reading_limit=profiling.reading_limit, listener=say
         )
         data = train if train is not None else val
         done = ""
+        bar.enter("recovery")
+
+        def on_recovery(text: str, share: float) -> None:
+            what, _, layer = text.partition(" ")
+            bar.enter("distillation" if what == "distilling" else "recovery")
+            bar.say(what, share, layer)
+
         if weights_digest(proposal.model) == weights_digest(model):
             if unlabelled is None and (images is not None or data is not None):
                 given = images if images is not None or data is None else loader_inputs(data, model, inputs)
@@ -194,9 +216,10 @@ def allocate(
                     unlabelled = unlabelled_set(model, inputs, given, seed=seed, listener=bar.say)
                 elif data is not None:
                     recalibrate(found.model, data, loss=chosen)
-            done = recover_network(problem, found, unlabelled, recovery, bar.say, labelled=data is not None)
+            done = recover_network(problem, found, unlabelled, recovery, on_recovery, labelled=data is not None)
         elif data is not None:
             recalibrate(found.model, data, loss=chosen)
+        bar.enter("certificate")
         check_finite_weights(found.model, "the pruned network")
         check_finite_outputs(found.model, inputs, "the pruned network")
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from profilers import MeasuringRules
     from profilers.targets import Target
 
-__all__ = ["Task", "fit_cost_model", "profile_for"]
+__all__ = ["FITTING", "Task", "fit_cost_model", "profile_for"]
+
+FITTING = "fitting the cost model"
+"""What a listener is told before a cost model is fitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +108,10 @@ def fit_cost_model(
     if isinstance(source, (str, Path)) and Path(source).suffix == ".json":
         force = task.profiling.force
         return budgets.load_cost_model(source, groups, target=target.title, environment=target.describe(), force=force)
-    return budgets.fit(profile_for(task, target, rules, source=source, quantity=quantity, counter=counter), groups)
+    profile = profile_for(task, target, rules, source=source, quantity=quantity, counter=counter)
+    if task.listener is not None:
+        task.listener(Event(FITTING))
+    return budgets.fit(profile, groups)
 
 
 def profile_for(

@@ -22,7 +22,7 @@ from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.modules import evaluating
 from dsa_hw.utils.text import unknown_name
 
-__all__ = ["LEVELS", "check_level", "recover_network"]
+__all__ = ["LEVELS", "check_level", "distillation_passes", "recover_network"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def recover_network(
     try:
         if _kept(dense, small, unlabelled, lambda new: _refit(problem, found, new, unlabelled, listener)):
             done.append("refitted")
-        steps = _distillation_steps(problem) if level == "distil" else 0
+        steps = _distillation_steps(problem.model, problem.example_inputs) if level == "distil" else 0
         if steps and _kept(
             dense, small, unlabelled, lambda new: _distil(problem, new, unlabelled, steps, listener)
         ):  # fmt: skip
@@ -131,9 +131,14 @@ def _distil(
     )  # fmt: skip
 
 
-def _distillation_steps(problem: Problem) -> int:
+def distillation_passes(model: nn.Module, inputs: tuple[Any, ...]) -> int:
+    """Return how many inputs pass through the network during a distillation."""
+    return _BATCH * _distillation_steps(model, inputs)
+
+
+def _distillation_steps(model: nn.Module, inputs: tuple[Any, ...]) -> int:
     """Return how many steps take some minutes; it depends on the network alone, so that a seed gives one result."""
-    steps = int(_DISTILLATION / (_BATCH * measure_workload(problem.model, problem.example_inputs).operations))
+    steps = int(_DISTILLATION / (_BATCH * measure_workload(model, inputs).operations))
     return 0 if steps < _FEWEST else min(steps, _STEPS)
 
 

@@ -31,7 +31,7 @@ from dsa_hw.utils.text import one_line
 from dsa_hw.zoo.image_folder import unlabelled_images
 from dsa_hw.zoo.preprocessing import IMAGENET, Preprocessing
 
-__all__ = ["NORMALISATIONS", "UnlabelledSet", "normalised", "unlabelled_set"]
+__all__ = ["NORMALISATIONS", "UnlabelledSet", "normalised", "synthesis_passes", "unlabelled_set"]
 
 _log = logging.getLogger(__name__)
 
@@ -164,11 +164,8 @@ def _synthesised(
 
     How many depends on the network alone, not on the speed of the computer, so that a seed gives one result.
     """
-    count = int(min(max(_SYNTHESIS // work.operations, _LEAST), limit))
+    count, origin, file = _synthesis(model, example, work, limit, seed)
     size = min(_BATCH, count)
-    settings = {"shape": list(example[0].shape[1:]), "dtype": str(example[0].dtype), "count": count, "steps": _STEPS}
-    origin = Origin.of({**settings, "seed": seed, "weights": weights_digest(model)})
-    file = _cached_file(origin)
     if file is not None and file.exists():
         try:
             known, state = read_state(file, device_of(model))
@@ -189,6 +186,25 @@ def _synthesised(
         except (DsaError, OSError) as error:
             _log.warning("Synthesised inputs are not kept for the next call: %s", one_line(error))
     return made
+
+
+def synthesis_passes(model: nn.Module, example_inputs: tuple[Any, ...], seed: int) -> int:
+    """Return how many inputs pass through the network while inputs are synthesised: none if they are in the cache."""
+    if not can_match_statistics(model) or len(example_inputs) != 1:
+        return 0
+    work = measure_workload(model, example_inputs)
+    count, _, file = _synthesis(model, example_inputs, work, max(min(_IMAGES, work.fitting), _LEAST), seed)
+    return 0 if file is not None and file.exists() else _STEPS * count
+
+
+def _synthesis(
+    model: nn.Module, example: tuple[Any, ...], work: Workload, limit: int, seed: int
+) -> tuple[int, Origin, Path | None]:
+    """Return how many inputs to synthesise, all that they depend on, and their file in the cache."""
+    count = int(min(max(_SYNTHESIS // work.operations, _LEAST), limit))
+    settings = {"shape": list(example[0].shape[1:]), "dtype": str(example[0].dtype), "count": count, "steps": _STEPS}
+    origin = Origin.of({**settings, "seed": seed, "weights": weights_digest(model)})
+    return count, origin, _cached_file(origin)
 
 
 def _cached_file(origin: Origin) -> Path | None:

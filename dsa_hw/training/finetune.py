@@ -18,7 +18,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from dsa_hw.errors import TrainingError
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
@@ -29,6 +28,7 @@ from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss, useful_te
 from dsa_hw.utils.commands import TerminatedError, terminate
 from dsa_hw.utils.modules import check_finite_weights, device_of, modes_kept
 from dsa_hw.utils.numbers import check_number
+from dsa_hw.utils.progress import counted_steps
 from dsa_hw.utils.text import one_line
 
 __all__ = ["defer_interrupt", "finetune", "interruption", "one_cycle", "trainable_parameters"]
@@ -101,8 +101,8 @@ def finetune(
         settings: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "warm_up": warm_up}
         settings |= {} if taught is None else {"teacher": taught.ingredients()}
         run.keep_in(folder, {"epochs": epochs, "steps": steps, **settings, "precision": precision, "loss": chosen})
-    bar = tqdm(total=steps, initial=run.step, desc=title, unit="step", delay=2, disable=None if progress else True)
-    with modes_kept(model), bar, defer_interrupt() as interrupts:
+    shown = counted_steps(steps, title, shown=progress, first=run.step)
+    with modes_kept(model), shown as count, defer_interrupt() as interrupts:
         model.train()
         while run.step < steps:
             for group in optimiser.param_groups:
@@ -113,7 +113,7 @@ def finetune(
             value.backward()
             optimiser.step()
             run.record(float(value.detach()))
-            bar.update()
+            count("")
             if interrupts or (run.step % epoch == 0 and run.step < steps):
                 run.save()
             if interrupts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dsa_hw.errors import DsaError
 from dsa_hw.utils.files import cache_folder, write_text
@@ -41,7 +42,16 @@ def terminate(number: int, frame: Any) -> None:
     raise TerminatedError
 
 
-def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = False, out: Path | None = None) -> int:
+def run_command(
+    prog: str,
+    run: Callable[[], int | None],
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+    as_json: bool = False,
+    out: Path | None = None,
+    again: str = "Repeat the command to continue.",
+) -> int:
     """Run a command and report its errors on standard error, each on one line.
 
     The traceback of an unexpected error is written to a file in the cache folder or a temporary one.
@@ -50,14 +60,18 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         prog: The command as it was typed; it begins every error message.
         run: Does the work and returns an exit code; None stands for 0.
         verbose: Log the traceback of an error.
+        quiet: Log errors only.
+        as_json: Also print an error as a JSON object on standard output.
         out: The file or folder from which an interrupted command continues; None where nothing is kept.
+        again: How to continue, in a sentence.
 
     Returns:
         The exit code: that of ``run``, of the error, 1 for an unexpected error, 130 for Ctrl-C or 143 for SIGTERM.
     """
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
-    if verbose:  # an outer command may have configured it already
-        logging.getLogger().setLevel(logging.INFO)
+    level = logging.INFO if verbose else logging.ERROR if quiet else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", handlers=[_StandardError()])
+    if verbose or quiet:  # an outer command may have configured it already
+        logging.getLogger().setLevel(level)
     try:
         with _sigterm_raises():
             code = int(run() or 0)
@@ -66,13 +80,15 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
     except DsaError as error:
         if verbose:
             _log.exception(prog)
-        _say(f"{prog}: {one_line(error, 2000)}")
-        return error.exit_code
+        return _failed(prog, one_line(error, 2000), error.exit_code, as_json)
     except KeyboardInterrupt as error:
         ended = "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
-        kept = "Nothing was kept." if out is None else f"Finished work is in {out}. Repeat the command to continue."
-        _say(f"\n{prog}: {ended}. {kept}")  # a new line, below the progress bar and ^C
-        return _TERMINATED if isinstance(error, TerminatedError) else _INTERRUPTED
+        during = next((f" during the stage {one_line(note)!r}" for note in getattr(error, "__notes__", ())), "")
+        is_kept = out is not None and out.exists()
+        kept = f"Finished work is in {out}. {again}" if is_kept else "Nothing was kept."
+        code = _TERMINATED if isinstance(error, TerminatedError) else _INTERRUPTED
+        _say("")  # a new line, below ^C
+        return _failed(prog, f"{ended}{during}. {kept}", code, as_json)
     except Exception as error:
         gone = _lost_output()
         if gone and isinstance(error, BrokenPipeError):
@@ -80,16 +96,33 @@ def run_command(prog: str, run: Callable[[], int | None], *, verbose: bool = Fal
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             # Files of ours are written by `dsa_hw.utils.files`, whose errors say which.
             where = one_line(error.filename or "standard output or a temporary file (TMPDIR)")
-            _say(f"{prog}: Cannot write {where}: {one_line(error.strerror)}.")
-            return DsaError.exit_code
+            return _failed(prog, f"Cannot write {where}: {one_line(error.strerror)}.", DsaError.exit_code, False)
         if verbose:
             _log.exception(prog)
         where = _write_traceback(prog, error)
-        _say(
-            f"{prog}: Unexpected {type(error).__name__}: {one_line(error, 500).rstrip('.')}. {where} Please report it "
-            "with the command."
-        )
-        return _UNEXPECTED
+        text = f"Unexpected {type(error).__name__}: {one_line(error, 500).rstrip('.')}. {where}"
+        return _failed(prog, f"{text} Please report it with the command.", _UNEXPECTED, as_json and not gone)
+
+
+def _failed(prog: str, message: str, code: int, as_json: bool) -> int:
+    """Print why a command failed, in the one form that all errors have, and return its exit code."""
+    if as_json:
+        with contextlib.suppress(OSError, ValueError):
+            print(json.dumps({"error": message, "exit_code": code}), flush=True)
+    _say(f"{prog}: {message}")
+    return code
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what is standard error at the moment, also while a progress display stands in for it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Standard error."""
+        return sys.stderr
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
-__all__ = ["first_line", "one_line", "percent", "printable", "unknown_name"]
+__all__ = ["first_line", "json_text", "one_line", "percent", "printable", "unknown_name"]
 
 
 def one_line(text: object, limit: int = 300) -> str:
@@ -48,6 +51,23 @@ def percent(share: float, digits: int = 1) -> str:
     '1.5%'
     """
     return f"{100 * share:.{digits}f}%"
+
+
+def json_text(content: Any) -> str:
+    """Return plain data as JSON, with null for NaN and infinity, which JSON does not have.
+
+    >>> json_text({"low": 1.5, "high": float("inf")})
+    '{\\n "low": 1.5,\\n "high": null\\n}'
+    """
+    return json.dumps(_finite(content), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def unknown_name(what: str, name: str, available: Iterable[str], plural: str | None = None) -> str:

@@ -155,9 +155,11 @@ class ProfileJob:
         with self.clock.stage("check"):
             self.notify(Event("checking against the shrunk network"))
             agreement = self.builder.check(self.seed)
-        self._measure(self._first_design(space, samples, holdout), _FIRST_SHARE * self._left())
+        first = self._first_design(space, samples, holdout)
+        share = len(first) / max(samples + holdout + 2, len(first))  # of all configurations, with dense and anchor
+        self._measure(first, _FIRST_SHARE * self._left(), (0.0, share))
         design = self._full_design(space, samples)
-        self._measure(design, self._left())
+        self._measure(design, self._left(), (share, 1 - share))
         self._narrow_scale(design)
         found = self._found()
         anchor = next((found[c.id] for c in design if c.split == "anchor" and c.id in found), None)
@@ -289,8 +291,11 @@ class ProfileJob:
         self.store.add_design(self.network, self.environment, rows.tolist(), "train")
         return self.store.design(self.network, self.environment)
 
-    def _measure(self, design: Sequence[StoredConfiguration], limit: float) -> None:
-        """Measure what is not finished, in waves that fit into memory, each beside the dense network."""
+    def _measure(self, design: Sequence[StoredConfiguration], limit: float, progress: tuple[float, float]) -> None:
+        """Measure what is not finished, in waves that fit into memory, each beside the dense network.
+
+        ``progress``: the share of the profile that is done before, and the share that this is.
+        """
         found = self._found()
         dense = next(c for c in design if c.split == "dense")
         pending = [c for c in design if c.split != "dense" and not self._done(found.get(c.id))]
@@ -303,7 +308,7 @@ class ProfileJob:
             if start and time.monotonic() >= end:
                 break
             share = len(part) / (len(pending) - start)
-            span = (start / len(pending), len(part) / len(pending))
+            span = (progress[0] + progress[1] * start / len(pending), progress[1] * len(part) / len(pending))
             with self.clock.stage("measure"):
                 self._wave(part, dense, found, max(share * (end - time.monotonic()), 0.0), span)
 

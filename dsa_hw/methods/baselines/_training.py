@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from dsa_hw.channels import masked
 from dsa_hw.errors import TrainingError
@@ -20,6 +19,7 @@ from dsa_hw.training.finetune import trainable_parameters
 from dsa_hw.training.loaders import RepeatingLoader
 from dsa_hw.training.losses import autocast, checked_loss
 from dsa_hw.utils.modules import device_of
+from dsa_hw.utils.progress import counted_steps
 
 __all__ = ["fine_tune", "needs_train", "steps_of", "strength", "train"]
 
@@ -90,12 +90,11 @@ def train(problem: Problem, model: nn.Module, options: Training, steps: int, pen
     batches = RepeatingLoader(needs_train(problem, label))
     model.train()
     total, seen = 0.0, 0
-    with seeded(problem, model), tqdm(total=steps, desc=label, disable=not problem.progress, leave=False) as bar:
+    with seeded(problem, model), counted_steps(steps, label, shown=problem.progress) as count:
         for _ in range(steps):
             total += _step(problem, model, optimiser, next(batches), options, penalty)
             seen += 1
-            bar.update()
-            bar.set_postfix(loss=f"{total / seen:.3f}", refresh=False)
+            count(f"loss {total / seen:.3f}")
     _log.info("%s: mean training loss %.4f over %d steps.", label, total / max(seen, 1), seen)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
@@ -15,6 +14,7 @@ from dsa_hw.methods.baselines._limits import Limits
 from dsa_hw.methods.baselines._options import Evaluation, baseline
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.progress import tracked
 
 __all__ = ["annealing"]
 
@@ -62,7 +62,7 @@ def annealing(problem: Problem, limits: Limits, options: AnnealingOptions) -> Pr
     # Uniform pruning may cost nothing on few batches; then no worse point is accepted.
     unit = max(loss - evaluator.dense, 1e-12) if math.isfinite(loss) else max(abs(evaluator.dense), 1e-12)
     rows = [{"step": 0, "loss": loss, "accepted": True, "best": least}]
-    for step in tqdm(range(1, options.steps + 1), desc="annealing", disable=not problem.progress, leave=False):
+    for step in tracked(range(1, options.steps + 1), "annealing", shown=problem.progress):
         done = (step - 1) / max(options.steps - 1, 1)
         temperature = unit * options.hot * (options.cold / options.hot) ** done
         spread = options.wide * (options.narrow / options.wide) ** done

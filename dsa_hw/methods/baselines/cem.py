@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
 from dsa_hw.methods.baselines._limits import Limits
 from dsa_hw.methods.baselines._options import Evaluation, baseline
 from dsa_hw.methods.problem import Problem, Proposal
+from dsa_hw.utils.progress import counted_steps
 
 __all__ = ["cem"]
 
@@ -61,7 +61,7 @@ def cem(problem: Problem, limits: Limits, options: CemOptions) -> Proposal:
     least = evaluator(limits.nearest(best))
     mean, deviation = np.log(best), np.full(best.size, options.spread)
     rows = [{"step": 0, "loss": least, "best": least}]
-    with tqdm(total=options.steps, desc="cem", disable=not problem.progress, leave=False) as bar:
+    with counted_steps(options.steps, "cem", shown=problem.progress) as tried:
         while len(rows) <= options.steps:
             count = min(options.population, options.steps + 1 - len(rows))
             drawn = np.exp(mean + deviation * rng.standard_normal((count, mean.size)))
@@ -73,7 +73,7 @@ def cem(problem: Problem, limits: Limits, options: CemOptions) -> Proposal:
                 if loss < least:
                     best, least = point, loss
                 rows.append({"step": len(rows), "loss": loss, "best": least})
-                bar.update()
+                tried("")
             order = np.argsort(losses, kind="stable")[: max(2, round(options.elite * options.population))]
             chosen = np.log([points[i] for i in order])
             mean = _KEEP * mean + (1 - _KEEP) * chosen.mean(0)

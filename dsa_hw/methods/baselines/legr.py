@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, unit_scores
@@ -16,6 +15,7 @@ from dsa_hw.methods.baselines._options import Evaluation, baseline
 from dsa_hw.methods.baselines._units import Norms
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.utils.arrays import Floats
+from dsa_hw.utils.progress import tracked
 
 __all__ = ["legr"]
 
@@ -63,7 +63,7 @@ def legr(problem: Problem, limits: Limits, options: LegrOptions) -> Proposal:
     spread = max(float(np.concatenate(importance).std()), 1e-12)
     population: deque[tuple[float, Floats, Floats]] = deque(maxlen=options.population)
     widths, least, rows = limits.sizes, np.inf, []
-    for step in tqdm(range(options.steps), desc="legr", disable=not problem.progress, leave=False):
+    for step in tracked(range(options.steps), "legr", shown=problem.progress):
         scale, shift = np.ones(k), np.zeros(k)
         if step:
             changed, size = np.ones(k, bool), 1.0

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from torch import nn
-from tqdm import tqdm
 
 from dsa_hw.errors import DsaError
 from dsa_hw.methods.baselines._evaluation import Evaluator, prepared, seeded, unit_scores
@@ -20,6 +19,7 @@ from dsa_hw.methods.baselines._units import masks_of
 from dsa_hw.methods.problem import Problem, Proposal
 from dsa_hw.training.loaders import RepeatingLoader
 from dsa_hw.utils.arrays import Floats, Ints
+from dsa_hw.utils.progress import counted_steps
 
 __all__ = ["netadapt"]
 
@@ -58,13 +58,13 @@ def netadapt(problem: Problem, limits: Limits, options: NetAdaptOptions) -> Prop
     search = _Search(problem, limits, options)
     with (
         seeded(problem, problem.model),
-        tqdm(total=options.iterations, desc="netadapt", disable=not problem.progress, leave=False) as bar,
+        counted_steps(options.iterations, "netadapt", shown=problem.progress) as count,
     ):
         for i in range(1, options.iterations + 1):
             # The last iteration has exactly the limits. A limit above the dense cost stays as it is.
             left = 1.0 - i / options.iterations
             search.reach(i, limits.costs.limits + left * np.maximum(limits.costs.dense - limits.costs.limits, 0.0))
-            bar.update()
+            count("")
     # Weights that were tuned only to score a candidate are not kept.
     weights = search.tuned if options.tune_steps else problem.model
     return Proposal(search.widths / limits.sizes, weights, search.importance, pd.DataFrame(search.rows))

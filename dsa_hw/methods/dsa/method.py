@@ -24,8 +24,6 @@ import itertools
 import logging
 from typing import Any
 
-from tqdm import tqdm
-
 from dsa_hw.errors import DsaError, TrainingError
 from dsa_hw.methods.dsa.allocator import Allocator
 from dsa_hw.methods.dsa.elimination import elimination
@@ -38,6 +36,7 @@ from dsa_hw.methods.synthetic import output_distance, perturbed, synthetic_batch
 from dsa_hw.training.loaders import RepeatingLoader, length_of
 from dsa_hw.utils.arrays import Floats
 from dsa_hw.utils.modules import copy_module
+from dsa_hw.utils.progress import tracked
 from dsa_hw.utils.text import unknown_name
 
 __all__ = ["dsa"]
@@ -122,7 +121,7 @@ def _with_frozen_weights(problem: Problem, options: dict[str, Any]) -> Proposal:
         **{key: options[key] for key in _ALLOCATOR},
     )
     total = 0 if allocator.finished else options["steps"]
-    for _ in tqdm(range(total), desc="allocating", unit="step", delay=2, disable=None if problem.progress else True):
+    for _ in tracked(range(total), "allocating", shown=problem.progress):
         allocator.step(*[next(batches) for _ in range(options["batches"])])
     ranking = allocator.importances() if selection is None else selection
     return Proposal(allocator.admm.keep_ratios, model, ranking, allocator.history)

@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from budgets.notation import BudgetLike
 from dsa_hw.channels import ChannelGroups, shrink
@@ -44,6 +43,7 @@ from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of, evaluating
+from dsa_hw.utils.progress import counted_steps
 from dsa_hw.utils.records import Log, recorder
 from dsa_hw.utils.text import one_line
 
@@ -186,10 +186,9 @@ class Trainer:
             KeyboardInterrupt: Ctrl-C was pressed; with a folder the state is saved.
             TrainingError: The loss is not finite; the state of the last whole epoch is restored.
         """
-        bar = tqdm(
-            total=self.end, initial=self.step, desc=self.title, unit="step", delay=2, disable=not self.progress or None
-        )
-        with bar, defer_interrupt() as interrupts:
+        shown = counted_steps(self.end, self.title, shown=self.progress, first=self.step)
+        note = ""
+        with shown as count, defer_interrupt() as interrupts:
             while self.step < self.end:
                 try:
                     self.advance()
@@ -198,9 +197,9 @@ class Trainer:
                     raise TrainingError(
                         f"{error} Training stopped at step {self.step}, and the last whole epoch is restored."
                     ) from error
-                bar.update()
                 if int(self._epochs(self.step)) > int(self._epochs(self.step - 1)) or self.step == self.end:
-                    self._end_epoch(bar)
+                    note = self._end_epoch()
+                count(note)
                 if self._any_rank(interrupts):
                     self._save()
                     where = f"Saved in {self.folder}." if self._origin else "Not saved."
@@ -323,7 +322,7 @@ class Trainer:
         )
         return (nn.parallel.DistributedDataParallel(model) if _distributed() else model), optimiser
 
-    def _end_epoch(self, bar: Any) -> None:
+    def _end_epoch(self) -> str:
         row: dict[str, float] = {
             "epoch": self._epochs(self.step),
             "loss": self._seen[0] / max(self._seen[1], 1.0),
@@ -335,11 +334,11 @@ class Trainer:
             row["accuracy"] = accuracy(self._plain, self.test, self.recipe.precision)
         self._seen = [0.0, 0.0]
         self.rows.append(row)
-        bar.set_postfix({key: f"{value:.3g}" for key, value in row.items() if key in ("loss", "used", "accuracy")})
         self._good = self._state()
         self._save()
         if self._first:
             self._record({"stage": "training", "step": self.step, **row})
+        return ", ".join(f"{key} {row[key]:.3g}" for key in ("loss", "used", "accuracy") if key in row)
 
     def _state(self) -> dict[str, Any]:
         state = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,24 @@ def test_interrupt_says_what_is_kept(
     assert capsys.readouterr().err.splitlines()[-1] == expected
     assert main(["inspect", *model]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "dsa-hw inspect: Interrupted. Nothing was kept."
+
+
+def test_interrupted_command_continues_from_its_run_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def interrupt(_: object, budgets: object, **__: object) -> None:
+        asked.append(budgets)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dsa_hw, "allocate", interrupt)
+    assert main(["allocate", "--model", "resnet8", "--budget", "flops=50%", "--out", str(tmp_path)]) == 130
+    said, _, again = capsys.readouterr().err.splitlines()[-1].partition(" Continue with: ")
+    assert said == f"dsa-hw allocate: Interrupted. Finished work is in {tmp_path}."
+    program, *words = shlex.split(again)
+    assert (program, main(words)) == ("dsa-hw", 130)
+    assert asked == [[dsa_hw.FlopsBudget("50%")]] * 2
 
 
 def test_verbose_shows_the_traceback(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

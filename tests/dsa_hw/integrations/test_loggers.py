@@ -45,7 +45,7 @@ def records() -> Records:
 def test_records_are_plain_and_cover_every_stage(records: Records) -> None:
     assert [r["step"] for r in records if r["stage"] == "allocating"] == [1, 2, 3, 4, 5, 6]
     assert {r["stage"] for r in records} == {"stages", "allocating", "measuring", "result"}
-    assert any("allocating" in r["begins"] for r in records if r["stage"] == "stages")
+    assert any("allocation" in r["begins"] for r in records if r["stage"] == "stages")
     for record in records:
         assert isinstance(record["step"], int)
         json.dumps(record, allow_nan=True)  # plain data
