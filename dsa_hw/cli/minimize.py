@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
 from dsa_hw.cli.budget_args import parse_budget, parse_budgets
+from dsa_hw.cli.loading import experiment_arguments, load_dense, settings_of
 from dsa_hw.cli.options import (
     BUDGET_HELP,
-    DEFAULT_TARGET,
     EXIT_CODES,
-    METHODS,
-    PRETRAINED_HELP,
     add_command,
     add_data,
+    add_method,
     add_model,
+    add_out,
     add_search,
     add_training,
-    load_dense,
-    profile_options,
-    refinement_options,
-    settings_of,
-    step_listener,
+)  # fmt: skip
+from dsa_hw.cli.output import (
+    Table,
+    print_json,
+    print_table,
+    print_text,
+    records,
+    verify_command,
     warn_of_random_weights,
 )
 from dsa_hw.utils.arguments import confidence, positive_integer, share
@@ -50,13 +50,13 @@ _EXAMPLES = """Examples:
 
 A drop is met where the upper end of its confidence interval is at most
 --max-drop, in percentage points of accuracy on the test images. OUT gets
-plan.json (with the certificate), model.safetensors (weights), widths.csv,
+index.html (the page), plan.json (with the certificate), model.safetensors (weights), widths.csv,
 front.csv and front.png (all networks that were tried) and the measurements.
 After an interruption the same command continues. Exit codes: 0 cost and drop
 are certified, 2 invalid input, 3 no network is within the drop or a budget
 cannot be met, 4 the test images or the measurements are inconclusive.
 
---json prints an object with model, certificate, widths, front, out.
+--json prints an object with model, certificate, widths, front, out, page.
 """
 
 
@@ -73,12 +73,7 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(
-        parser,
-        shape=False,
-        weights="state dict of the trained dense network (default: train it)",
-        pretrained=PRETRAINED_HELP,
-    )
+    add_model(parser, shape=False, weights="state dict of the trained dense network (default: train it)")
     add_data(parser, required=True)
     option = parser.add_argument
     option(
@@ -103,15 +98,14 @@ def add(subparsers: Any) -> None:
         "--drop-confidence", type=confidence, default=0.95, metavar="P",
         help="confidence of the interval of the drop",
     )  # fmt: skip
-    option("--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}")
+    add_method(parser)
     option(
         "--recovery", choices=("none", "refit", "distil"), default="refit",
         help="refit the weights that remain to the dense network's outputs; distil also trains them on these outputs",
     )  # fmt: skip
     add_training(parser)
-    option("--out", type=Path, default=Path("minimum"), metavar="DIR", help="folder of the results")
-    add_search(parser, "profile store (.sqlite) or fitted cost model (.json) to use instead of measuring")
-    option("--force", action="store_true", help="use a cost model of another network, target or runtime version")
+    add_out(parser, "minimum")
+    add_search(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,43 +125,43 @@ def run(args: argparse.Namespace) -> int:
         test=data.test,
         budgets=parse_budgets(args.budget),
         example_inputs=inputs,
-        target=args.target,
         method=args.method,
         recovery=args.recovery,
         tolerance=args.tolerance,
         most=args.most,
         confidence=args.drop_confidence,
-        settings=settings,
-        profiling=profile_options(args),
-        refinement=refinement_options(args),
-        out=args.out,
-        progress=not args.json,
-        listener=step_listener(args),
+        **experiment_arguments(args, settings),
+        command=args.typed,
     )
     if args.json:
         content = {
             "model": args.model,
             "certificate": found.certificate.to_dict(),
             "widths": {str(name): int(width) for name, width in found.widths.items()},
-            "front": json.loads(found.front.to_json(orient="records")),
+            "front": records(found.front),
             "out": str(args.out),
+            "page": str(args.out / "index.html"),
         }
-        print(json.dumps(content, indent=1))
+        print_json(content)
     else:
-        print(f"{_front_text(found.front, cost)}\n{found}")
-        check = ["dsa-hw", "verify", str(args.out / "plan.json"), "--model", args.model]
-        if args.target != DEFAULT_TARGET:
-            check += ["--target", args.target]
-        print(f"saved: {args.out}\nnext: {shlex.join(check)}")
+        print_table(_front_table(found.front, cost))
+        print_text(f"\n{found}")
+        print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {verify_command(args)}")
     return EXIT_CODES[found.certificate.verdict]
 
 
-def _front_text(front: pd.DataFrame, cost: Budget) -> str:
-    """Return a line for each network that was tried."""
-    lines = []
-    for _, row in front.iterrows():
-        drop = f"drop {percent(row['drop'], 2)} [{percent(row['drop_low'], 2)}, {percent(row['drop_high'], 2)}]"
-        tuned = f", {row['epochs']:g} epochs of fine-tuning" if row["epochs"] else ""
-        verdict = "small enough" if row["passes"] else "too large"
-        lines.append(f"{row['asked']:>8}: {cost.format(row['measured'])}, {drop} on validation data, {verdict}{tuned}")
-    return "\n".join(lines)
+def _front_table(front: pd.DataFrame, cost: Budget) -> Table:
+    """Return a row for each network that was tried."""
+    head = (cost.title, "measured", "drop", "interval", "fine-tuning", "within the drop")
+    rows = [
+        (
+            row["asked"],
+            cost.format(row["measured"]),
+            percent(row["drop"], 2),
+            f"{percent(row['drop_low'], 2)} to {percent(row['drop_high'], 2)}",
+            f"{row['epochs']:g} epochs",
+            "yes" if row["passes"] else "no",
+        )
+        for _, row in front.iterrows()
+    ]
+    return Table(head, rows, left=())

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
 from dsa_hw.cli.budget_args import expand_budgets
+from dsa_hw.cli.loading import experiment_arguments, load_dense, settings_of
 from dsa_hw.cli.options import (
     BUDGET_HELP,
     EXIT_CODES,
-    METHODS,
-    PRETRAINED_HELP,
     add_command,
     add_data,
+    add_method,
     add_model,
+    add_out,
     add_search,
     add_training,
-    load_dense,
-    profile_options,
-    refinement_options,
-    settings_of,
-    step_listener,
-    target_of,
-    warn_of_random_weights,
-)
+)  # fmt: skip
+from dsa_hw.cli.output import Table, print_json, print_table, records, warn_of_random_weights
 from dsa_hw.errors import InfeasibleBudgetError
 from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.utils.text import percent
@@ -44,12 +37,13 @@ _EXAMPLES = """Examples:
   dsa-hw sweep --model resnet18 --budgets latency=40% latency=60% latency=80% \\
       --target onnxruntime/cpu --out front/
 
-OUT gets front.csv, front.png and plans/. After an interruption the same
+OUT gets index.html (the page), front.csv, front.png and plans/. After an interruption the same
 command continues. A budget that cannot be met is reported, and the larger
 ones keep their points. Exit codes: 0 every budget is met, 2 invalid input,
 3 a budget cannot be met or is not met, 4 a verdict is inconclusive.
 
---json prints an object with points, widths, infeasible, target, out.
+--json prints an object with points, widths, dense, infeasible, target, out,
+page.
 """
 
 
@@ -65,21 +59,12 @@ def add(subparsers: Any) -> None:
         examples=_EXAMPLES,
         continues=True,
     )
-    add_model(
-        parser,
-        weights="state dict of the trained dense network (default: train it, if there are data)",
-        pretrained=PRETRAINED_HELP,
-    )
+    add_model(parser, weights="state dict of the trained dense network (default: train it, if there are data)")
     add_data(parser, " (default: synthetic inputs, and no accuracy is reported)")
     add_training(parser, f"budgets of one kind, or a range such as latency=30%%..90%%:7; {BUDGET_HELP}")
-    parser.add_argument(
-        "--method", default="dsa", metavar="NAME", help=f"method that finds keep ratios: {', '.join(METHODS)}"
-    )
-    parser.add_argument("--out", type=Path, default=Path("front"), metavar="DIR", help="folder of the results")
-    add_search(parser, "profile store (.sqlite) or fitted cost model (.json) to use instead of measuring")
-    parser.add_argument(
-        "--force", action="store_true", help="use a cost model of another network, target or runtime version"
-    )
+    add_method(parser)
+    add_out(parser, "front")
+    add_search(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,30 +78,34 @@ def run(args: argparse.Namespace) -> int:
         budgets,
         data=data,
         example_inputs=inputs,
-        target=target_of(args),
         method=args.method,
-        settings=settings,
-        profiling=profile_options(args),
-        refinement=refinement_options(args),
-        out=args.out,
-        progress=not args.json,
-        listener=step_listener(args),
+        **experiment_arguments(args, settings),
+        command=args.typed,
     )
     if args.json:
-        rows = json.loads(table.to_json(orient="records"))
-        print(json.dumps({**table.attrs, "points": rows, "out": str(args.out)}, indent=1))
+        print_json({**table.attrs, "points": records(table), "out": str(args.out)})
     else:
-        print(_front_text(table, budgets[0]))
+        print_table(_front_table(table, budgets[0]))
+        for asked, why in table.attrs["infeasible"].items():
+            print(f"{asked}: {why}")
         print(f"saved: {args.out / 'front.csv'}, {args.out / 'front.png'}, {args.out / 'plans'}")
+        print(f"page: {table.attrs['page']}")
     codes = [EXIT_CODES[Verdict(verdict)] for verdict in table["verdict"]]
     return max([*codes, InfeasibleBudgetError.exit_code] if table.attrs["infeasible"] else codes)
 
 
-def _front_text(table: pd.DataFrame, budget: Budget) -> str:
-    """Return a line for each budget."""
-    lines = []
-    for _, row in table.iterrows():
-        accuracy = "" if row["accuracy"] != row["accuracy"] else f", accuracy {percent(row['accuracy'])}"
-        used = f"{percent(row['utilisation'])} of {budget.format(row['limit'])}"
-        lines.append(f"{row['asked']:>8}: {budget.format(row['measured'])}, {used}, {row['verdict']}{accuracy}")
-    return "\n".join([*lines, *(f"{asked:>8}: {why}" for asked, why in table.attrs["infeasible"].items())])
+def _front_table(table: pd.DataFrame, budget: Budget) -> Table:
+    """Return a row for each budget that can be met."""
+    head = [budget.title, "limit", "measured", "used", "accuracy", "verdict"]
+    rows = [
+        (
+            row["asked"],
+            budget.format(row["limit"]),
+            budget.format(row["measured"]),
+            percent(row["utilisation"]),
+            "" if row["accuracy"] != row["accuracy"] else percent(row["accuracy"]),
+            row["verdict"],
+        )
+        for _, row in table.iterrows()
+    ]
+    return Table(head, rows, left=(5,))

@@ -28,13 +28,14 @@ from pydantic import ConfigDict, Field
 from scipy import stats
 from torch import nn
 
-from budgets import Budget
+import dsa_hw
+from budgets import Budget, flops
 from budgets.budget import BUDGETS
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, TrainingError
 from dsa_hw.experiments.dense import Loaders, named_model, question_of, train_dense
 from dsa_hw.experiments.front import Front, SweepRowDocument
-from dsa_hw.experiments.report import plots
+from dsa_hw.experiments.report import About, plots, write_minimum
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.methods.problem import Batches, Loss
@@ -111,6 +112,7 @@ def minimize(
     progress: bool = True,
     listener: Callable[[str], None] | None = None,
     log: Log | None = None,
+    command: str = "",
 ) -> Minimum:
     """Return the network of the lowest cost whose metric drops by at most ``max_drop``, certified for both.
 
@@ -148,6 +150,7 @@ def minimize(
         listener: Called with a line of text for each step.
         log: Called with a dict for each network that was tried (stage "limits"), beside the dicts that
             `dsa_hw.allocate` makes for each of them.
+        command: The command line, for the page.
 
     Returns:
         The network, its plan, its certificate and the networks that were tried.
@@ -195,6 +198,9 @@ def minimize(
         found = search.run()
         if folder is not None:
             found.save(folder)
+            front = search.front
+            about = About(front.name, front.target.title, found.certificate.date, dsa_hw.__version__, command)
+            write_minimum(found, found.front, asked, search.flops_share(found), about, folder / "index.html")
         return found
 
 
@@ -318,6 +324,11 @@ class _Search:
         if not passed:
             raise self._infeasible(list(tried))
         return self._certified(passed, list(tried))
+
+    def flops_share(self, found: Minimum) -> float:
+        """Return the FLOPs of a network as a share of the dense one's."""
+        cost = flops(self.front.groups)
+        return float(cost(found.widths.to_numpy(float) / self.front.groups.sizes) / cost.dense)
 
     def _range(self) -> tuple[float, float]:
         """Return the smallest and the largest limit as shares of the dense cost."""

@@ -48,6 +48,11 @@ class ExperimentSettings:
             check_positive(getattr(self, name), name, TrainingError)
         check_seed(self.seed)
 
+    def described(self) -> str:
+        """Return the training in words."""
+        parts = ((self.train_epochs, "dense"), (self.epochs, "allocating"), (self.finetune_epochs, "fine-tuning"))
+        return ", ".join(f"{epochs:g} epochs {what}" for epochs, what in parts) + f"; seed {self.seed}"
+
     def question(self) -> dict[str, Any]:
         """Return what changes the results; the time for measuring does not."""
         return {k: v for k, v in asdict(self).items() if k != "reading"}

@@ -14,20 +14,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
-from budgets import Budget
+import dsa_hw
+from budgets import Budget, flops
 from budgets.budget import MeasuredBudget
 from dsa_hw.channels import find_groups
+from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 from dsa_hw.experiments.dense import named_data, named_model, question_of, train_dense
 from dsa_hw.experiments.front import Front, SweepRowDocument
-from dsa_hw.experiments.report import plots
+from dsa_hw.experiments.report import About, plots, write_sweep
+from dsa_hw.experiments.report.allocation import facts
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.allocate import check_budgets
+from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.example_inputs import example_for
 from dsa_hw.pipeline.options import ProfileOptions, RefinementOptions
 from dsa_hw.utils.files import only_process, write_text
@@ -61,6 +66,7 @@ def sweep(
     out: str | Path | None = None,
     progress: bool = False,
     listener: Callable[[str], None] | None = None,
+    command: str = "",
 ) -> pd.DataFrame:
     """Allocate under several budgets of one kind, from the largest down.
 
@@ -75,14 +81,17 @@ def sweep(
         settings: How networks are trained and measured.
         profiling: How the cost model is obtained.
         refinement: How keep ratios become a network.
-        out: Folder for everything, continued where it exists: ``front.csv``, ``front.png``, ``plans/``, ``networks/``.
+        out: Folder for everything, continued where it exists: ``index.html`` (the page), ``front.csv``, ``front.png``,
+            ``plans/``, ``networks/``.
         progress: Whether to show progress bars on a terminal.
         listener: Called with a line of text for each step.
+        command: The command line, for the page.
 
     Returns:
-        A row for each budget: limit, predicted, measured, interval, utilisation, verdict, accuracy. Costs are in base
-        units. ``attrs["widths"]`` maps budget to group to width. ``attrs["infeasible"]`` maps each budget that cannot
-        be met, which has no row, to the reason.
+        A row for each budget: limit, predicted, measured, interval, utilisation, verdict, accuracy, FLOPs. Costs are in
+        base units. ``attrs["widths"]`` maps budget to group to width, ``attrs["dense"]`` has the FLOPs, the accuracy
+        and the widths of the dense network. ``attrs["infeasible"]`` maps each budget that cannot be met, which has no
+        row, to the reason.
 
     Raises:
         BudgetError: There is no budget, or they are of several kinds.
@@ -99,7 +108,11 @@ def sweep(
             settings or ExperimentSettings(), profiling or ProfileOptions(), refinement or RefinementOptions(),
             folder or Path(spare), progress, listener or (lambda text: None),
         )  # fmt: skip
-        return run.run()
+        table = run.run()
+        if out is not None:
+            page = write_sweep(table, budgets[0], run.about(table, command), run.front.folder.path / "index.html")
+            table.attrs["page"] = str(page)
+        return table
 
 
 class _SweepRun:
@@ -174,6 +187,17 @@ class _SweepRun:
                 infeasible[str(budget.quantity)] = str(error)
         return self._table([id for id in ordered if id in folder.rows()], infeasible)
 
+    def about(self, table: pd.DataFrame, command: str) -> About:
+        """Return what the page says besides the table."""
+        front, certificate = self.front, self._certificate(table["plan"].iloc[0])
+        made = [("method", front.method), ("training", front.settings.described())]
+        return About(
+            front.name, front.target.title, certificate.date, dsa_hw.__version__, command, [*made, *facts(certificate)]
+        )
+
+    def _certificate(self, plan: str) -> Certificate:
+        return Certificate.from_dict(Plan.load(self.front.folder.path / plan).certificate)
+
     def _point(self, id: str, budget: Budget, warm: nn.Module) -> nn.Module:
         front = self.front
         result = front.allocate(id, [budget], warm)
@@ -188,12 +212,26 @@ class _SweepRun:
         rows = [folder.rows()[id] for id in ids]
         table = pd.DataFrame([{k: v for k, v in row.items() if k not in ("id", "widths")} for row in rows])
         table["accuracy"] = table["accuracy"].astype(float)
+        groups = self.front.groups
+        work = flops(groups)
+        alphas = [np.array([row["widths"][name] for name in groups.names]) / groups.sizes for row in rows]
+        table["flops"] = [float(work(alpha)) for alpha in alphas]
         write_text(folder.path / "front.csv", table.to_csv(index=False))
         budget = self.budgets[0]
         unit = "s" if budget.dimension == "time" else budget.dimension
         plots.save(plots.front(table, budget.title, unit), folder.path / "front.png")
         widths = {row["asked"]: row["widths"] for row in rows}
-        table.attrs = {"widths": widths, "infeasible": infeasible, "target": self.front.target.title}
+        quality = self._certificate(rows[0]["plan"]).quality
+        table.attrs = {
+            "widths": widths,
+            "infeasible": infeasible,
+            "target": self.front.target.title,
+            "dense": {
+                "flops": float(work.dense),
+                "accuracy": None if quality.dense is None else quality.dense.value,
+                "widths": {name: int(size) for name, size in zip(groups.names, groups.sizes, strict=True)},
+            },
+        }
         return table
 
 

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dsa_hw.experiments.report.allocation import render_allocation, write_allocation
 from dsa_hw.experiments.report.findings import Findings
+from dsa_hw.experiments.report.fronts import About, render_minimum, render_sweep, write_minimum, write_sweep
 from dsa_hw.experiments.report.page import render, write
 
-__all__ = ["Findings", "render", "render_allocation", "write", "write_allocation"]
+__all__ = [
+    "About",
+    "Findings",
+    "render",
+    "render_allocation",
+    "render_minimum",
+    "render_sweep",
+    "write",
+    "write_allocation",
+    "write_minimum",
+    "write_sweep",
+]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from budgets.budget import BUDGETS
 from dsa_hw.experiments.report import plots
 from dsa_hw.experiments.report.templating import Card, Cell, Picture, Table, render_page
-from dsa_hw.pipeline.certificate import Entry
+from dsa_hw.pipeline.certificate import Certificate, Entry
 from dsa_hw.pipeline.quality import METRIC, Quality
 from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.pipeline.result import Allocation
@@ -18,9 +18,19 @@ from dsa_hw.units import format_magnitude
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.text import percent
 
-__all__ = ["render_allocation", "write_allocation"]
+__all__ = [
+    "UNKNOWN",
+    "allocation_pictures",
+    "budgets_table",
+    "facts",
+    "quality_card",
+    "render_allocation",
+    "verdict_mark",
+    "widths_table",
+    "write_allocation",
+]
 
-_UNKNOWN = "\N{EN DASH}"
+UNKNOWN = "\N{EN DASH}"
 _VERDICTS = {
     Verdict.MET: "All budgets are met",
     Verdict.NOT_MET: "A budget is not met",
@@ -48,30 +58,35 @@ def render_allocation(result: Allocation, *, model: str, command: str = "") -> s
     first = entries[0]
     shapes = ", ".join("x".join(map(str, shape)) for shape in result.plan.inputs)
     targets = ", ".join(dict.fromkeys(e.target for e in entries))
-    environment = {name: value for entry in entries for name, value in entry.environment.items()}
     verdict = certificate.verdict
     return render_page(
-        "allocation.html",
+        "result.html",
         title=f"{model}: {first.asked}",
         version=certificate.versions.get("dsa_hw", ""),
         date=certificate.date,
         where=f"{model} · {shapes} · {targets} · {certificate.date}",
         headline=_headline(first),
         verdict=str(verdict),
-        verdict_class=str(verdict).lower().replace(" ", "-"),
         lede=f"{_VERDICTS[verdict]}. {certificate.quality}",
         warnings=[entry.doubt for entry in entries if entry.doubt],
         cards=_cards(result),
-        budgets=_budgets(entries),
-        pictures=_pictures(result),
-        measured=[
-            ("networks measured", str(certificate.measurements)),
-            *([("weights", result.recovery)] if result.recovery else []),
-            *sorted((environment | dict(certificate.versions)).items()),
-        ],
+        table=budgets_table(result),
+        pictures=allocation_pictures(result),
+        measured=facts(certificate, result.recovery),
         command=command,
-        widths=_widths(result),
+        note="Verify measures the network again and says whether the certificate still holds.",
+        widths=widths_table(result),
     )
+
+
+def facts(certificate: Certificate, recovery: str = "") -> list[tuple[str, str]]:
+    """Return how the networks were measured, and with what; ``recovery``: what was done to the weights."""
+    environment = {name: value for entry in certificate.entries for name, value in entry.environment.items()}
+    return [
+        ("networks measured", str(certificate.measurements)),
+        *([("weights", recovery)] if recovery else []),
+        *sorted((environment | dict(certificate.versions)).items()),
+    ]
 
 
 def _kind(entry: Entry) -> str:
@@ -93,7 +108,7 @@ def _cards(result: Allocation) -> list[Card]:
     entry, quality = result.certificate.entries[0], result.quality
 
     def say(value: float) -> str:
-        return format_magnitude(value, entry.dimension) if math.isfinite(value) else _UNKNOWN
+        return format_magnitude(value, entry.dimension) if math.isfinite(value) else UNKNOWN
 
     how = entry.estimated or ("measured" if entry.runs else "counted")
     interval = f"95% interval {say(entry.low)} to {say(entry.high)}" if entry.runs and not entry.estimated else how
@@ -102,14 +117,15 @@ def _cards(result: Allocation) -> list[Card]:
         Card("dense network", say(entry.dense), how, "dense"),
         Card("limit", say(entry.limit), entry.asked),
         Card("pruned network", say(entry.measured), interval, _kind(entry)),
-        _quality_card(quality),
+        quality_card(quality),
         Card("channels kept", percent(kept / total), f"{kept} of {total} in {len(result.widths)} groups"),
     ]
 
 
-def _quality_card(quality: Quality) -> Card:
+def quality_card(quality: Quality) -> Card:
+    """Return the accuracy of the pruned network, or what is known instead."""
     if quality.value is None:
-        return Card("quality", _UNKNOWN, quality.reason or "not measured")
+        return Card("quality", UNKNOWN, quality.reason or "not measured")
 
     def say(value: float) -> str:
         return f"{value:.4g}" if quality.measure == METRIC else percent(value)
@@ -120,15 +136,21 @@ def _quality_card(quality: Quality) -> Card:
     return Card(quality.name or quality.measure, say(quality.value.value), where)
 
 
-def _budgets(entries: tuple[Entry, ...]) -> Table:
+def verdict_mark(verdict: Verdict) -> str:
+    """Return the mark of a cell with a verdict."""
+    return {Verdict.MET: "better", Verdict.NOT_MET: "worse"}.get(verdict, "")
+
+
+def budgets_table(result: Allocation) -> Table:
+    """Return a row for each budget."""
     rows = []
-    for entry in entries:
+    for entry in result.certificate.entries:
 
         def say(value: float, dimension: str = entry.dimension) -> str:
-            return format_magnitude(value, dimension) if math.isfinite(value) else _UNKNOWN
+            return format_magnitude(value, dimension) if math.isfinite(value) else UNKNOWN
 
-        mark = {Verdict.MET: "better", Verdict.NOT_MET: "worse"}.get(entry.verdict, "")
-        used = percent(entry.utilisation) if math.isfinite(entry.utilisation) else _UNKNOWN
+        mark = verdict_mark(entry.verdict)
+        used = percent(entry.utilisation) if math.isfinite(entry.utilisation) else UNKNOWN
         span = f"{percent(entry.least_used)} to {percent(entry.most_used)}" if entry.runs else ""
         rows.append(
             [
@@ -144,7 +166,8 @@ def _budgets(entries: tuple[Entry, ...]) -> Table:
     return Table("Budgets", head, rows)
 
 
-def _pictures(result: Allocation) -> list[Picture]:
+def allocation_pictures(result: Allocation) -> list[Picture]:
+    """Return what is kept of each channel group, and the steps of the allocation."""
     least = str(result.keep_ratios.idxmin())
     title = f"{least} keeps the least: {percent(float(result.keep_ratios.min()), 0)} of its channels"
     caption = "Kept channels of every channel group, in the order of the network."
@@ -158,7 +181,8 @@ def _pictures(result: Allocation) -> list[Picture]:
     return found
 
 
-def _widths(result: Allocation) -> Table:
+def widths_table(result: Allocation) -> Table:
+    """Return the width of each channel group."""
     rows = [
         [
             Cell(str(name)),

@@ -160,8 +160,9 @@ def _fronts(findings: Findings) -> Picture:
     caption = (
         "Up and to the left is better. Every point is one trained network, measured in the same interleaved session."
     )
+    best = rows.sort_values("accuracy").iloc[-1] if len(rows) else findings.dense
     return _picture(
-        "Accuracy against latency",
+        f"{_name(best)} is the most accurate: {percent(best['accuracy'])} at {seconds(best['seconds'])}",
         plots.fronts(findings),
         "fronts",
         f"Accuracy against measured latency. {points}.",
@@ -190,19 +191,14 @@ def _keep(findings: Findings) -> Picture | None:
     shares = [
         findings.widths.loc[id][where] / findings.sizes[list(findings.widths.columns).index(where)] for id in chosen
     ]
-    caption = (
-        f"Largest difference: {where}, of which the {names[0]} keeps {percent(shares[0], 0)} and the {names[1]} "
-        f"{percent(shares[1], 0)}."
+    title = (
+        f"The budgets differ most at {where}: the {names[0]} keeps {percent(shares[0], 0)}, the {names[1]} "
+        f"{percent(shares[1], 0)}"
     )
     if not gap.abs().max():
-        caption = "Both budgets chose the same widths."
-    return _picture(
-        "What each budget keeps",
-        plots.keep_ratios(findings, *chosen),
-        "keep",
-        f"Kept channels per channel group. {caption}",
-        caption,
-    )
+        title = "Both budgets chose the same widths"
+    caption = "Kept channels of every channel group, in the order of the network."
+    return _picture(title, plots.keep_ratios(findings, *chosen), "keep", f"{title}. {caption}", caption)
 
 
 def _prediction(findings: Findings) -> Picture | None:
@@ -213,16 +209,10 @@ def _prediction(findings: Findings) -> Picture | None:
     off = (pruned["predicted"] / pruned["seconds"] - 1).abs()
     caption = (
         f"Cost model {cost.name}, fitted to {cost.provenance.configurations} configurations with "
-        f"{cost.provenance.holdout} held out. "
-        f"The pruned networks of this page are off by {percent(off.mean())} on average, {percent(off.max())} at worst."
+        f"{cost.provenance.holdout} held out. Measured against predicted latency."
     )
-    return _picture(
-        "Predicted against measured",
-        plots.prediction(findings),
-        "prediction",
-        f"Predicted against measured latency. {caption}",
-        caption,
-    )
+    title = f"Predicted latencies are off by {percent(off.mean())} on average, {percent(off.max())} at worst"
+    return _picture(title, plots.prediction(findings), "prediction", f"{title}. {caption}", caption)
 
 
 def _teeth(findings: Findings) -> Picture | None:
@@ -230,24 +220,23 @@ def _teeth(findings: Findings) -> Picture | None:
     if found is None:
         return None
     figure, group, worst = found
+    title = "No channel count is slower than its neighbours predict"
     if worst > 0:
-        caption = (
-            f"Channel counts of {group}, measured on the target: off its grid they take up to {percent(worst, 0)} "
-            "longer than predicted from grid-aligned widths."
-        )
-    else:
-        caption = f"Channel counts of {group}, measured on the target: none is slower than its neighbours predict."
-    return _picture(
-        "Latency against channel count", figure, "teeth", f"Measured time against channels. {caption}", caption
-    )
+        title = f"Channel counts off the grid take up to {percent(worst, 0)} longer than widths on it predict"
+    caption = f"Measured time against channels of {group}."
+    return _picture(title, figure, "teeth", f"{title}. {caption}", caption)
 
 
 def _convergence(findings: Findings) -> Picture | None:
     figure = plots.convergence(findings)
     if figure is None:
         return None
+    id, history = next(iter(plots.drawn_histories(findings).items()))
+    ends = [percent(float(history[name].iloc[-1])) for name in ("cost", "limit")]
+    name = _name(findings.row(id))
+    title = f"The allocation for {name} ends at {ends[0]} of the dense cost, with a limit of {ends[1]}"
     caption = "The limit falls to the budget during the allocation; solid lines: cost at the keep ratios of each step."
-    return _picture("Budget convergence", figure, "convergence", f"Cost against limit by step. {caption}", caption)
+    return _picture(title, figure, "convergence", f"{title}. {caption}", caption)
 
 
 def _wrapped(command: str) -> str:

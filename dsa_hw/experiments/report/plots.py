@@ -1,7 +1,8 @@
-"""Figures of a comparison, in one style, with colours for colour-blind readers.
+"""Figures of the reports, in one style, with colours for colour-blind readers.
 
 They are drawn for a width of about 310 points, so that they can be read on a phone. In the page they are inline SVG
-with the colours of the page (``as_svg``), so that they follow a dark theme.
+with the colours of the page (``as_svg``), so that they follow a dark theme. A point or a bar has its numbers as a
+tooltip.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,17 @@ __all__ = [
     "as_svg",
     "budget_title",
     "convergence",
+    "drawn_histories",
+    "drops",
     "front",
     "fronts",
     "keep_ratios",
+    "kept_by_budget",
     "kept_channels",
     "prediction",
     "saw_tooth",
     "steps",
+    "used_limits",
 ]
 
 # Okabe and Ito's palette. Every colour is used once, so that as_svg can replace it by the variable of the same name.
@@ -46,6 +51,7 @@ COLOURS = {
     "estimated_energy": "#4f8fc0",
 }  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P")
+_TIP = "tip:"  # begins the id of an artist whose rest is its tooltip
 _MOST_GROUPS = 36
 
 
@@ -94,6 +100,7 @@ def as_svg(figure: Figure, name: str, description: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(rf'<g id="{_TIP}([^"]*)">', r"<g><title>\1</title>", text)
     text = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", text).replace("xlink:href", "href")
     text = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 var(--sans)", text)
@@ -103,6 +110,12 @@ def as_svg(figure: Figure, name: str, description: str) -> str:
     return re.sub(
         r"<svg[^>]*?viewBox=(\"[^\"]*\")[^>]*>", rf'<svg role="img" aria-label="{label}" viewBox=\1>', text, count=1
     )
+
+
+def _dots(axes: Axes, x: Any, y: Any, tips: Sequence[str], label: str = "", **style: Any) -> None:
+    """Draw points, each with its tooltip."""
+    for i, (a, b, tip) in enumerate(zip(x, y, tips, strict=True)):
+        axes.scatter([a], [b], label=label if i == 0 else "", **style).set_gid(_TIP + tip)
 
 
 def _marker(findings: Findings, method: str) -> str:
@@ -124,10 +137,11 @@ def fronts(findings: Findings) -> Figure:
             axes.plot(x, y, color=colour, linewidth=1.4 if own else 0.8, linestyle="-" if own else ":", zorder=2)
             error = [1e3 * (line["seconds"] - line["low"]), 1e3 * (line["high"] - line["seconds"])]
             axes.errorbar(x, y, xerr=np.maximum(error, 0), fmt="none", ecolor=colour, elinewidth=0.8, zorder=2)
-            axes.scatter(
-                x, y, s=34 if own else 24, marker=_marker(findings, str(method)), zorder=3, linewidths=1.1,
-                facecolors=colour if own else COLOURS["paper"], edgecolors=colour,
-                label=f"{budget_title(str(kind))}, {method}",
+            label = f"{budget_title(str(kind))}, {method}"
+            tips = [f"{label}, asked {a}: {s:.3g} ms, {c:.1f}%" for a, s, c in zip(line["asked"], x, y, strict=True)]
+            _dots(
+                axes, x, y, tips, label, s=34 if own else 24, marker=_marker(findings, str(method)), zorder=3,
+                linewidths=1.1, facecolors=colour if own else COLOURS["paper"], edgecolors=colour,
             )  # fmt: skip
         twins = rows[matched]
         if len(twins):
@@ -135,7 +149,9 @@ def fronts(findings: Findings) -> Figure:
                 1e3 * twins["seconds"], 100 * twins["accuracy"], s=110, facecolors="none", linewidths=0.9,
                 edgecolors=COLOURS["ink"], zorder=4, label="brought to equal latency",
             )  # fmt: skip
-        axes.scatter(1e3 * dense["seconds"], 100 * dense["accuracy"], s=46, marker="*", color=COLOURS["ink"], zorder=3)
+        at = 1e3 * dense["seconds"], 100 * dense["accuracy"]
+        tip = f"dense: {at[0]:.3g} ms, {at[1]:.1f}%"
+        _dots(axes, at[:1], at[1:], [tip], s=46, marker="*", color=COLOURS["ink"], zorder=3)
         axes.annotate(
             "dense", (1e3 * dense["seconds"], 100 * dense["accuracy"]), xytext=(-6, 0), textcoords="offset points",
             ha="right", va="center",
@@ -186,7 +202,9 @@ def keep_ratios(findings: Findings, a: str, b: str) -> Figure:
         for id, values, marker, size in ((a, first, "o", 70), (b, second, "D", 20)):
             row = findings.row(id)
             label = f"{budget_title(row['kind'])} {row['asked']}" + (", at equal latency" if row["matches"] else "")
-            axes.scatter(values[shown], place, s=size, color=COLOURS[row["kind"]], marker=marker, label=label, zorder=2)
+            tips = [f"{names[k]}, {label}: {values[k]:.0f}% kept" for k in shown]
+            style = {"s": size, "color": COLOURS[row["kind"]], "marker": marker, "zorder": 2}
+            _dots(axes, values[shown], place, tips, label, **style)
         axes.set_yticks(place, [_short(names[k]) for k in shown])
         axes.set(xlabel="kept channels [%]", xlim=(0, 104), ylim=(-0.8, len(shown) - 0.2))
         axes.grid(axis="y", visible=False)
@@ -236,14 +254,9 @@ def prediction(findings: Findings, confidence: float = 0.9) -> Figure:
                     zorder=2,
                 )
         for kind, pruned in rows[rows["kind"] != "dense"].groupby("kind", sort=False):
-            axes.scatter(
-                1e3 * pruned["predicted"],
-                1e3 * pruned["seconds"],
-                s=34,
-                color=COLOURS[str(kind)],
-                label=f"{budget_title(str(kind))}s",
-                zorder=3,
-            )
+            x, y = 1e3 * pruned["predicted"], 1e3 * pruned["seconds"]
+            tips = [f"predicted {a:.3g} ms, measured {b:.3g} ms" for a, b in zip(x, y, strict=True)]
+            _dots(axes, x, y, tips, f"{budget_title(str(kind))}s", s=34, color=COLOURS[str(kind)], zorder=3)
         axes.set(xlabel="predicted latency [ms]", ylabel="measured latency [ms]", xlim=ends, ylim=ends)
         _legend_below(figure, axes, 3)
     return figure
@@ -273,21 +286,24 @@ def saw_tooth(profile: Profile) -> tuple[Figure, str, float] | None:
         figure, axes = _figure()
         axes.plot(x, y, color=COLOURS["muted"], lw=0.9, zorder=1)
         axes.errorbar(x, y, yerr=error, fmt="none", ecolor=COLOURS["muted"], elinewidth=0.8, zorder=1)
-        axes.scatter(x[on], y[on], s=30, color=COLOURS["latency"], label=f"multiples of {grid.get(name, 1)}", zorder=3)
-        if (~on).any():
-            axes.scatter(
-                x[~on],
-                y[~on],
-                s=24,
-                marker="D",
-                facecolors=COLOURS["paper"],
-                edgecolors=COLOURS["flops"],
-                label="off the grid",
-                zorder=2,
-            )
+        tips = np.array([f"{a:.0f} channels: {b:.3g} ms" for a, b in zip(x, y, strict=True)])
+        label = f"multiples of {grid.get(name, 1)}"
+        _dots(axes, x[on], y[on], tips[on], label, s=30, color=COLOURS["latency"], zorder=3)
+        style = {"facecolors": COLOURS["paper"], "edgecolors": COLOURS["flops"], "marker": "D"}
+        _dots(axes, x[~on], y[~on], tips[~on], "off the grid", s=24, zorder=2, **style)
         axes.set(xlabel=f"channels of {_short(name)}", ylabel="measured time [ms]")
         _legend_below(figure, axes)
     return figure, name, worst
+
+
+def drawn_histories(findings: Findings) -> dict[str, pd.DataFrame]:
+    """Return the histories of networks of the comparison that have costs and limits by step."""
+    known = set(findings.rows["id"])
+    return {
+        id: history
+        for id, history in findings.histories.items()
+        if id in known and {"step", "cost", "limit"} <= set(history.columns) and not history.empty
+    }
 
 
 def convergence(findings: Findings) -> Figure | None:
@@ -295,13 +311,7 @@ def convergence(findings: Findings) -> Figure | None:
     with _style():
         figure, axes = _figure()
         drawn = 0
-        for id, history in findings.histories.items():
-            if (
-                id not in set(findings.rows["id"])
-                or not {"step", "cost", "limit"} <= set(history.columns)
-                or history.empty
-            ):
-                continue
+        for id, history in drawn_histories(findings).items():
             row = findings.row(id)
             colour = COLOURS[row["kind"]]
             label = f"{budget_title(row['kind'])} {row['asked']}" + (", equal latency" if row["matches"] else "")
@@ -326,7 +336,9 @@ def kept_channels(ratios: pd.Series[float]) -> Figure:
     place = np.arange(len(shown))[::-1]
     with _style():
         figure, axes = _figure(height=1.0 + 0.165 * len(shown))
-        axes.barh(place, 100 * shown.to_numpy(float), color=COLOURS["latency"], height=0.7)
+        bars = axes.barh(place, 100 * shown.to_numpy(float), color=COLOURS["latency"], height=0.7)
+        for bar, (name, ratio) in zip(bars, shown.items(), strict=True):
+            bar.set_gid(f"{_TIP}{name}: {100 * ratio:.0f}% kept")
         axes.set_yticks(place, [_short(str(name)) for name in shown.index])
         axes.set(xlabel="kept channels [%]", xlim=(0, 104), ylim=(-0.8, len(shown) - 0.2))
         axes.grid(axis="y", visible=False)
@@ -351,7 +363,7 @@ def front(rows: pd.DataFrame, kind: str, unit: str, data: str = "test") -> Figur
     """Draw a sweep: accuracy against cost, or requested against measured cost where accuracies are unknown.
 
     Args:
-        rows: Columns limit, measured, low, high and dense in ``unit``, and accuracy in [0, 1], NaN without data.
+        rows: Columns asked, limit, measured, low, high and dense in ``unit``, and accuracy in [0, 1], NaN without data.
         kind: What is limited, in words.
         unit: Times in "s" are drawn in ms, everything else as a share of the dense network.
         data: What the accuracies were measured on.
@@ -364,7 +376,9 @@ def front(rows: pd.DataFrame, kind: str, unit: str, data: str = "test") -> Figur
         known = bool(rows["accuracy"].notna().all())
         y = 100 * rows["accuracy"].to_numpy(float) if known else asked
         error = np.maximum([x - low, high - x], 0)
-        axes.errorbar(x, y, xerr=error, color=COLOURS["latency"], marker="o", ms=5, elinewidth=0.8)
+        axes.errorbar(x, y, xerr=error, color=COLOURS["latency"], elinewidth=0.8)
+        tips = [f"asked {a}: {b:.3g}, {c:.3g}%" for a, b, c in zip(rows["asked"], x, y, strict=True)]
+        _dots(axes, x, y, tips, s=25, color=COLOURS["latency"], zorder=3)
         axes.set(xlabel=title, ylabel=f"{data} accuracy [%]" if known else title.replace("measured", "requested"))
         if known:
             _two_points_high(axes)
@@ -372,6 +386,79 @@ def front(rows: pd.DataFrame, kind: str, unit: str, data: str = "test") -> Figur
             ends = [min(x.min(), asked.min()), max(x.max(), asked.max())]
             axes.plot(ends, ends, color=COLOURS["muted"], lw=0.8)
             axes.margins(0.08, 0.12)
+    return figure
+
+
+def used_limits(rows: pd.DataFrame) -> Figure:
+    """Draw the share of its limit that each network of a sweep uses; arguments as for `front`."""
+    place = np.arange(len(rows))[::-1]
+    used, low, high = (100 * (rows[name] / rows["limit"]).to_numpy(float) for name in ("measured", "low", "high"))
+    with _style():
+        figure, axes = _figure(height=1.0 + 0.24 * len(rows))
+        axes.axvline(100, color=COLOURS["flops"], lw=1.2, ls="--", label="limit")
+        error = np.maximum([used - low, high - used], 0)
+        axes.errorbar(used, place, xerr=error, fmt="none", ecolor=COLOURS["latency"], elinewidth=1.2, zorder=2)
+        tips = [
+            f"asked {asked}: {u:.1f}% of the limit, interval {a:.1f}% to {b:.1f}%, {verdict}"
+            for asked, u, a, b, verdict in zip(rows["asked"], used, low, high, rows["verdict"], strict=True)
+        ]
+        _dots(axes, used, place, tips, "measured, 95% interval", s=30, color=COLOURS["latency"], zorder=3)
+        axes.set_yticks(place, list(rows["asked"]))
+        axes.set(xlabel="used share of the limit [%]", ylabel="asked", ylim=(-0.7, len(rows) - 0.3))
+        axes.margins(x=0.12)
+        axes.grid(axis="y", visible=False)
+        _legend_below(figure, axes)
+    return figure
+
+
+def kept_by_budget(ratios: pd.DataFrame) -> Figure:
+    """Draw keep ratios as shades: a row for each channel group, a column for each network of a sweep."""
+    if len(ratios) > _MOST_GROUPS:  # those that lose most
+        ratios = ratios.loc[ratios.index.isin(ratios.mean(axis=1).nsmallest(_MOST_GROUPS).index)]
+    with _style():
+        figure, axes = _figure(height=1.0 + 0.165 * len(ratios))
+        for row, (group, values) in enumerate(ratios.iterrows()):
+            for column, (asked, ratio) in enumerate(values.items()):
+                cell = axes.barh(
+                    len(ratios) - 1 - row, 0.94, 0.86, column - 0.47, color=COLOURS["latency"],
+                    alpha=0.08 + 0.92 * float(ratio),
+                )  # fmt: skip
+                cell[0].set_gid(f"{_TIP}{group}, asked {asked}: {100 * float(ratio):.0f}% kept")
+        axes.set_xticks(np.arange(ratios.shape[1]), [str(name) for name in ratios.columns])
+        axes.set_yticks(np.arange(len(ratios))[::-1], [_short(str(name)) for name in ratios.index])
+        axes.set(xlabel="asked", ylim=(-0.7, len(ratios) - 0.3))
+        axes.grid(visible=False)
+    return figure
+
+
+def drops(rows: pd.DataFrame, max_drop: float, kind: str, *, as_points: bool = True) -> Figure:
+    """Draw a minimisation: the drop of each network that was tried against its cost.
+
+    Args:
+        rows: Columns asked, measured, dense, drop, drop_low, drop_high and passes.
+        max_drop: The largest drop that is accepted.
+        kind: What is minimised, in words.
+        as_points: Whether drops are shares, drawn in percentage points.
+    """
+    scale = 100.0 if as_points else 1.0
+    cost = 100 * (rows["measured"] / rows["dense"]).to_numpy(float)
+    drop, low, high = (scale * rows[name].to_numpy(float) for name in ("drop", "drop_low", "drop_high"))
+    with _style():
+        figure, axes = _figure()
+        axes.axhline(scale * max_drop, color=COLOURS["flops"], lw=1.2, ls="--", label="largest drop that is accepted")
+        error = np.nan_to_num(np.maximum([drop - low, high - drop], 0))
+        axes.errorbar(cost, drop, yerr=error, fmt="none", ecolor=COLOURS["muted"], elinewidth=0.9, zorder=2)
+        tips = np.array([
+            f"{asked}: {kind} {c:.1f}% of dense, drop {d:.2f} [{a:.2f}, {b:.2f}]"
+            for asked, c, d, a, b in zip(rows["asked"], cost, drop, low, high, strict=True)
+        ])  # fmt: skip
+        passes = rows["passes"].to_numpy(bool)
+        for chosen, label, face in ((passes, "within the drop", "latency"), (~passes, "drop too large", "paper")):
+            style = {"facecolors": COLOURS[face], "edgecolors": COLOURS["latency"], "linewidths": 1.1}
+            _dots(axes, cost[chosen], drop[chosen], tips[chosen], label, s=34, zorder=3, **style)
+        axes.set(xlabel=f"measured {kind} [% of dense]", ylabel=f"drop{' [points]' if as_points else ''}")
+        axes.margins(0.08, 0.12)
+        _legend_below(figure, axes)
     return figure
 
 
