@@ -1,4 +1,4 @@
-"""JSON Schemas of the files that this project reads and writes; ``python docs/schemas.py`` writes them again."""
+"""JSON Schemas of the files and of what ``--json`` prints; ``python docs/schemas.py`` writes them again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from budgets.model_document import CostModelDocument
 from budgets.technology_document import TechnologyDocument
 from dsa_hw.channels.plan import PlanDocument
+from dsa_hw.cli.documents import OUTPUTS
 from dsa_hw.experiments.compare import ComparisonRowDocument
 from dsa_hw.experiments.front import SweepRowDocument
 from dsa_hw.experiments.minimize import MinimumRowDocument
@@ -24,6 +25,7 @@ SCHEMAS: dict[str, type[Document]] = {
     "run-file": RunFileDocument,
     "sweep-row": SweepRowDocument,
     "technology": TechnologyDocument,
+    **{f"output-{name}": output for name, output in OUTPUTS.items()},
 }
 """Name of the format -> class; each becomes ``docs/reference/schemas/NAME.schema.json``."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from dsa_hw.errors import MissingDependencyError
 from profilers import cli, energy
 from profilers.measuring import counters, energy_bench
 from profilers.measuring.rules import MeasuringRules
+from tests.fakes.outputs import printed_json
 
 
 def command(tmp_path: Path, *arguments: str) -> list[str]:
@@ -31,7 +31,7 @@ def test_command_measures_joules_with_the_users_meter(
     for part in ("mJ, 95% CI [", "net of idling", "next: dsa-hw fit"):
         assert part in text
     assert energy.main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = printed_json(capsys, "profile")
     assert report["quantity"] == "energy"
     assert report["unit"] == "J"
     for row in report["configurations"]:

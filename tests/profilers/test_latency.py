@@ -18,6 +18,7 @@ import torch
 
 from profilers import cli, latency
 from profilers.measuring.rules import MeasuringRules
+from tests.fakes.outputs import printed_json
 from tests.fakes.stores import stored_runs
 
 MODEL = "tests.fakes.machine:Tiny"
@@ -46,7 +47,7 @@ def test_command_prints_text_or_json_and_plots_the_grid(tmp_path: Path, capsys: 
     assert out.exists()
     assert picture.stat().st_size > 5000
     assert latency.main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = printed_json(capsys, "profile")
     assert report["target"] == "torch/cpu fp32 x1"
     assert len(report["configurations"]) == 5
     assert all(row["error"] >= 0 for row in report["configurations"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +13,7 @@ from dsa_hw.cli.main import main
 from dsa_hw.utils.weights import read_weights
 from tests.dsa_hw.cli.test_options import documented_keys
 from tests.fakes.formula import Net
+from tests.fakes.outputs import printed_json
 
 MODEL = "tests.dsa_hw.cli.test_allocate:make"
 HALF = ("--budget", "flops=50%", "--method", "uniform")
@@ -48,7 +48,7 @@ def test_text_has_verdict_widths_and_the_next_command(tmp_path: Path, capsys: py
 
 def test_json_has_the_certificate_and_the_saved_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert allocate(tmp_path, *HALF, "--json") == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "allocate")
     assert set(content) == documented_keys("allocate")
     assert content["certificate"]["verdict"] == "MET"
     assert content["accuracy"] == {}
@@ -67,7 +67,7 @@ def test_fine_tuned_weights_are_saved_and_accuracies_reported(
 ) -> None:
     words = ("--budget", "flops=60%", "--data", "digits", "--epochs", "0.2", "--finetune", "0.2")
     assert allocate(tmp_path, *words, "--json") == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "allocate")
     assert set(content["accuracy"]) == {"dense", "pruned", "fine-tuned"}
     assert content["certificate"]["entries"][0]["utilisation"] >= 0.97
     tuned = read_weights(tmp_path / "model.safetensors")

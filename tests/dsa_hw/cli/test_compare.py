@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import tests.fakes.digits  # noqa: F401  (registers the target)
-from dsa_hw.cli.compare import comparison_text
+from dsa_hw.cli.compare import comparison_table
 from dsa_hw.cli.main import main
 from dsa_hw.experiments.report.findings import COLUMNS
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 
 QUICK = ["--train-epochs", "0.3", "--epochs", "0.2", "--finetune-epochs", "0.2", "--samples", "14", "--target"]
 QUICK += ["formula/cpu", "--model", "tests.fakes.digits:net", "--data", "digits"]
@@ -21,7 +21,7 @@ QUICK += ["formula/cpu", "--model", "tests.fakes.digits:net", "--data", "digits"
 def test_json_text_and_report_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", *QUICK, "--budgets", "flops=50%", "latency=50%", "--methods", "uniform", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "compare")
     assert set(content) == documented_keys("compare")
     assert [n["kind"] for n in content["networks"]] == ["dense", "flops", "latency", "flops"]
     assert set(content["networks"][0]) == {*COLUMNS, "verdict"}
@@ -54,7 +54,7 @@ def test_table_leaves_out_what_is_unknown() -> None:
         "accuracy",
         "verdict",
     ]
-    _, dense, pruned = comparison_text(pd.DataFrame(rows, columns=names)).splitlines()
+    _, dense, pruned = str(comparison_table(pd.DataFrame(rows, columns=names))).splitlines()
     assert dense.split() == ["dense", "12.35", "2.0", "3.0", "90.0"]
     assert pruned.split() == [
         "flops",

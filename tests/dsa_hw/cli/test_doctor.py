@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -12,6 +11,7 @@ import dsa_hw
 from dsa_hw.cli import doctor
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 
 
 def test_unusable_target_has_a_reason_and_exit_code_2(
@@ -19,12 +19,12 @@ def test_unusable_target_has_a_reason_and_exit_code_2(
 ) -> None:
     monkeypatch.setattr(doctor, "_TRIAL_SECONDS", 1.0)
     assert main(["doctor", "--target", "torch/cpu", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "doctor")
     assert set(content) == documented_keys("doctor")
     assert "resnet8 on torch/cpu" in content["trials"]["torch/cpu"]
     assert content["targets"]["torch/cpu"] == {"usable": True, "reason": None}
     assert main(["doctor", "--target", "torch/abacus", "--json"]) == 2
-    found = json.loads(capsys.readouterr().out)["targets"]["torch/abacus"]
+    found = printed_json(capsys, "doctor")["targets"]["torch/abacus"]
     assert not found["usable"]
     assert "abacus" in found["reason"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from dsa_hw.cli.main import main
 from dsa_hw.utils.weights import read_weights
 from tests.dsa_hw.cli.test_allocate import HALF, MODEL, allocate, make
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'dsa-hw[onnx]'")
 
@@ -27,7 +27,7 @@ def test_exported_network_computes_what_the_pruned_one_computes(
     plan, weights, out = tmp_path / "plan.json", tmp_path / "model.safetensors", tmp_path / "model.onnx"
     words = ["export", str(plan), "--model", MODEL]
     assert main([*words, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "export")
     small = apply_plan(make()[0], Plan.load(plan))
     small.load_state_dict(read_weights(weights))
     image = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))

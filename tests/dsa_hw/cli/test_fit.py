@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import re
 import sqlite3
@@ -19,6 +18,7 @@ import tests.fakes.digits  # noqa: F401  (registers the target)
 from dsa_hw import LatencyBudget, find_groups
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 from tests.fakes.stores import sealed_again
 
 
@@ -58,7 +58,7 @@ def test_report_names_the_candidates_and_the_bound(store: pathlib.Path, capsys: 
 
 def test_json_has_every_candidate_and_one_is_chosen(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(store), "--model", NAME, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "fit")
     assert content["out"].endswith("profile.json")
     assert set(content) == documented_keys("fit")
     assert sum(row["chosen"] for row in content["candidates"]) == 1

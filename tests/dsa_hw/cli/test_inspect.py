@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 from dsa_hw.cli.main import main
 from dsa_hw.zoo import models
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 
 
 def tiny() -> nn.Module:
@@ -41,7 +41,7 @@ def test_layers_are_ranked_by_their_error_in_int8(capsys: pytest.CaptureFixture[
     pytest.importorskip("onnxruntime")
     words = ["inspect", "--model", f"{HERE}:tiny", "--input", "1x3x8x8", "--int8"]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["int8"]
+    found = printed_json(capsys, "inspect")["int8"]
     assert found["source"] == "noise"
     assert {row["layer"] for row in found["layers"]} == {"0", "2"}
     assert all(0 < row["error"] < 0.1 for row in found["layers"])
@@ -63,7 +63,7 @@ def test_text_has_the_groups_and_the_totals(capsys: pytest.CaptureFixture[str]) 
 def test_json_has_the_totals_and_plot_is_written(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "groups.png"
     assert main(["inspect", "--model", "squeezenet1_1", "--input", "1x3x64x64", "--json", "--plot", str(picture)]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "inspect")
     assert set(content) == documented_keys("inspect")
     assert content["params"] == sum(p.numel() for p in models.load_model("squeezenet1_1")[0].parameters())
     assert {"group", "channels", "members", "flops_share", "why_frozen"} == set(content["groups"][0])

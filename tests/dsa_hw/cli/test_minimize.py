@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_compare import QUICK
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 
 WORDS = ["minimize", *QUICK, "--method", "uniform", "--recovery", "none", "--epochs", "0"]
 
@@ -19,7 +21,7 @@ def test_json_text_and_files_agree_and_the_same_command_continues(
 ) -> None:
     words = [*WORDS, "--cost", "flops", "--max-drop", "60%", "--most", "2", "--out", str(tmp_path)]
     assert main([*words, "--budget", "params=95%", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "minimize")
     assert set(content) == documented_keys("minimize")
     assert content["certificate"]["verdict"] == "MET"
     assert content["certificate"]["quality"]["max_drop"] == 0.6
@@ -29,9 +31,10 @@ def test_json_text_and_files_agree_and_the_same_command_continues(
     captured = capsys.readouterr()
     assert "of at most" not in captured.err, "nothing is tried again"
     lines = captured.out.splitlines()
-    for line, row in zip(lines, content["front"], strict=False):
-        assert line.startswith(f"{row['asked']:>8}: ")
-        assert f"drop {100 * row['drop']:.2f}% [{100 * row['drop_low']:.2f}%, {100 * row['drop_high']:.2f}%]" in line
+    for line, row in zip(lines[1:], content["front"], strict=False):
+        assert line.split()[0] == row["asked"]
+        interval = f"{100 * row['drop_low']:.2f}% to {100 * row['drop_high']:.2f}%"
+        assert f"{100 * row['drop']:.2f}%  {interval}" in re.sub(r" {2,}", "  ", line)
     assert lines[-2:] == [
         f"saved: {tmp_path}",
         f"next: dsa-hw verify {tmp_path / 'plan.json'} --model tests.fakes.digits:net --target formula/cpu",

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import dsa_hw
+from dsa_hw.cli.documents import OUTPUTS
+from dsa_hw.cli.loading import profile_options, refinement_options, settings_of, target_of
 from dsa_hw.cli.main import build_parser, main
-from dsa_hw.cli.options import EXIT_CODES, METHODS, profile_options, refinement_options, settings_of, target_of
+from dsa_hw.cli.options import EXIT_CODES, METHODS
 from dsa_hw.errors import ProfileError
 from dsa_hw.methods import registry
 from dsa_hw.pipeline.reading import Verdict
@@ -70,6 +72,11 @@ def test_precision_becomes_a_part_of_the_target(command: str) -> None:
     assert target_of(parse(*given, "--precision", "int8-u8", *layers)) == "onnxruntime/cpu int8-u8-without:conv1,fc"
     with pytest.raises(ProfileError, match="needs --precision int8"):
         target_of(parse(*given, *layers))
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_help_lists_the_fields_of_the_json_output(name: str) -> None:
+    assert documented_keys(name) == set(OUTPUTS[name].model_fields)
 
 
 def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:

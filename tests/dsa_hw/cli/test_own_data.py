@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import torch
 from dsa_hw.cli.main import main
 from dsa_hw.zoo.models import load_model
 from tests.dsa_hw.zoo.test_folders_and_loaders import pets
+from tests.fakes.outputs import printed_json
 
 QUICK = ("--budget", "flops=60%", "--method", "uniform", "--recovery", "none")
 
@@ -54,6 +54,6 @@ def test_loaders_of_the_user_bring_their_step(
     module.loaders = lambda: {"train": batches, "val": batches, "step": module.step}
     monkeypatch.setitem(sys.modules, "own_project", module)
     assert allocate(tmp_path / "out", "--data", "own_project:loaders", "--json") == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "allocate")
     assert content["certificate"]["quality"]["name"] == "negative loss"
     assert content["certificate"]["quality"]["source"] == "validation data"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import tests.fakes.digits  # noqa: F401  (registers the target)
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_options import documented_keys
 from tests.fakes.digits import formula, net
+from tests.fakes.outputs import printed_json
 
 WORDS = ["profile", "--model", "tests.fakes.digits:net", "--input", "1x3x32x32", "--runtime", "formula"]
 WORDS += ["--samples", "6", "--holdout", "2"]
@@ -33,7 +33,7 @@ def test_summary_and_json_have_the_latency_of_the_dense_network(
     assert rows["store"] == str(out)
     assert last == f"next: dsa-hw fit {out}"
     assert main([*WORDS, "--out", str(out), "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "profile")
     assert set(content) == documented_keys("profile")
     splits = [row["split"] for row in content["configurations"]]
     assert [splits.count(name) for name in ("dense", "holdout")] == [1, 2]

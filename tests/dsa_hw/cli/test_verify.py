@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from dsa_hw.channels.plan import Plan
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_allocate import HALF, MODEL, allocate, make
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.fakes.outputs import printed_json
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_text_says_that_the_certificate_holds(folder: Path, capsys: pytest.Captu
 
 def test_json_has_both_certificates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(folder / "plan.json"), "--model", MODEL, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = printed_json(capsys, "verify")
     assert set(content) == documented_keys("verify")
     assert (content["verdict"], content["same_device"]) == ("MET", True)
     assert content["then"]["entries"][0]["measured"] == content["now"]["entries"][0]["measured"]

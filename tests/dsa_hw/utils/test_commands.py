@@ -13,6 +13,7 @@ import pytest
 
 from dsa_hw.errors import InfeasibleBudgetError, ProfileError
 from dsa_hw.utils.commands import run_command
+from tests.fakes.outputs import printed_json
 from tests.fakes.processes import send
 
 
@@ -33,11 +34,21 @@ def test_error_is_one_line_with_the_command_and_its_own_exit_code(
     assert capsys.readouterr().err == "dsa-hw fit: No grid.\n"
 
 
-def test_interrupt_says_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("x", lambda: raising(KeyboardInterrupt()), out=Path("p.sqlite")) == 130
-    assert (
-        capsys.readouterr().err == "\nx: Interrupted. Finished work is in p.sqlite. Repeat the command to continue.\n"
-    )
+def test_error_is_also_an_object_with_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("x", lambda: raising(ProfileError("No\n  grid.")), as_json=True) == 2
+    assert printed_json(capsys, "error") == {"error": "No grid.", "exit_code": 2}
+
+
+def test_interrupt_says_what_is_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "p.sqlite"
+    assert run_command("x", lambda: raising(KeyboardInterrupt()), out=out) == 130
+    assert capsys.readouterr().err == "\nx: Interrupted. Nothing was kept.\n", "there is no such file"
+    out.touch()
+    interrupt = KeyboardInterrupt()
+    interrupt.add_note("profile")
+    assert run_command("x", lambda: raising(interrupt), out=out) == 130
+    during = "Interrupted during the stage 'profile'"
+    assert capsys.readouterr().err == f"\nx: {during}. Finished work is in {out}. Repeat the command to continue.\n"
     assert run_command("x", lambda: raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == "\nx: Interrupted. Nothing was kept.\n"
 
@@ -124,8 +135,8 @@ def test_sigterm_is_handled_like_an_interrupt(capsys: pytest.CaptureFixture[str]
                 cleaned.append(True)
         return 0
 
-    assert run_command("x", work, out=Path("p.sqlite")) == 143
-    assert capsys.readouterr().err == "\nx: Terminated. Finished work is in p.sqlite. Repeat the command to continue.\n"
+    assert run_command("x", work, out=Path("p.sqlite"), again="Repeat it.") == 143
+    assert capsys.readouterr().err == "\nx: Terminated. Nothing was kept.\n"
     assert cleaned == [True]
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -43,6 +43,7 @@ from profilers.measuring.rules import MeasuringRules
 from profilers.networks.onnx_narrow import template
 from profilers.storage.store import Store
 from tests.fakes import fleet_board
+from tests.fakes.outputs import printed_json
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
 ROOT = Path(__file__).parents[3]
@@ -259,7 +260,7 @@ def test_command_prints_every_type(here: str, tmp_path: Path, capsys: pytest.Cap
     common += ["--out", str(tmp_path / "p.sqlite")]
     command = [*common, "--runtime", "boardformula", *rest]
     assert latency.main([*command, "--json"]) == 0
-    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
+    (kind,) = printed_json(capsys, "profile-fleet")["kinds"]
     assert kind["kind"] == kind["target"] == "boardformula/cpu fp32 x1"
     assert len(kind["configurations"]) == 5
     assert latency.main(command) == 0

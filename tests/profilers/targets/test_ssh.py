@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -31,6 +30,7 @@ from profilers.remote.device import AgentDevice
 from profilers.targets import resolve, ssh
 from profilers.targets.ssh import Address, Ssh
 from tests.fakes import board_programs
+from tests.fakes.outputs import printed_json
 from tests.fakes.processes import agent_pid, children, eventually, gone
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -212,7 +212,7 @@ def test_keys_are_checked_on_both_sides(place: SimpleNamespace, capsys: pytest.C
     # Whatever the user's configuration says, an unknown host is refused.
     unknown = place.address(known_at_all="no", StrictHostKeyChecking="no")
     assert latency.main(["--device", unknown, "--json"]) == 2
-    printed = json.loads(capsys.readouterr().out)
+    printed = printed_json(capsys, "error")
     assert "host key of ssh://127.0.0.1 is unknown" in printed["error"]
     assert not place.cache.exists(), "nobody got in"
 

@@ -25,6 +25,7 @@ from profilers import latency
 from profilers.measuring.rules import MeasuringRules
 from profilers.targets import resolve
 from profilers.targets.latency_table import LatencyTable
+from tests.fakes.outputs import printed_json
 
 Network = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -232,7 +233,7 @@ def test_command_says_that_times_are_estimates(tmp_path: Path, capsys: pytest.Ca
     assert "precision" not in text
     assert "CI" not in text
     assert latency.main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["estimated"] == "estimated from look-up table t.csv"
+    assert printed_json(capsys, "profile")["estimated"] == "estimated from look-up table t.csv"
 
 
 # Raspberry Pi 3, WideResNet-40-2 -------------------------------------------------------------------------------------
