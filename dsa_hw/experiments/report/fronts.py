@@ -124,13 +124,20 @@ def _sweep_lede(table: pd.DataFrame, smallest: pd.Series[Any] | None, budget: Bu
 def _sweep_cards(table: pd.DataFrame, smallest: pd.Series[Any] | None, budget: Budget) -> list[Card]:
     dense = table.attrs["dense"]
     accuracy = UNKNOWN if dense["accuracy"] is None else percent(dense["accuracy"])
-    cards = [Card("dense network", budget.format(float(table["dense"].iloc[0])), f"accuracy {accuracy}", "dense")]
+    cards = [
+        Card(
+            "dense network",
+            budget.format(float(table["dense"].iloc[0])),
+            "measured" if table["low"].iloc[0] < table["high"].iloc[0] else "counted",
+            "dense",
+        )
+    ]
     if smallest is not None:
         kept = UNKNOWN if pd.isna(smallest["accuracy"]) else percent(smallest["accuracy"])
         cards += [
             Card("smallest limit that is met", budget.format(smallest["limit"]), f"asked {smallest['asked']}"),
             Card("its network", budget.format(smallest["measured"]), _interval(smallest, budget), budget.key),
-            Card("accuracy kept", kept, _drop(smallest["accuracy"], dense["accuracy"])),
+            Card("accuracy kept", kept, f"dense {accuracy}, {_drop(smallest['accuracy'], dense['accuracy'])}"),
             Card("its FLOPs", percent(smallest["flops"] / dense["flops"]), "of the dense network", "flops"),
         ]
     return cards
@@ -145,7 +152,7 @@ def _interval(row: pd.Series[Any], budget: Budget) -> str:
 def _drop(accuracy: float, dense: float | None) -> str:
     if dense is None or pd.isna(accuracy):
         return "no labelled data"
-    return f"{100 * (accuracy - dense):+.1f} points against dense"
+    return f"{100 * (accuracy - dense):+.1f} points"
 
 
 def _points(table: pd.DataFrame, budget: Budget) -> Table:
@@ -156,7 +163,7 @@ def _points(table: pd.DataFrame, budget: Budget) -> Table:
             Cell(budget.format(row["limit"])),
             Cell(budget.format(row["measured"]), _interval(row, budget).removeprefix("95% interval ")),
             Cell(percent(row["utilisation"]) if math.isfinite(row["utilisation"]) else UNKNOWN),
-            Cell(percent(row["flops"] / dense["flops"]), "of dense"),
+            Cell(percent(row["flops"] / dense["flops"])),
             Cell(
                 UNKNOWN if pd.isna(row["accuracy"]) else percent(row["accuracy"]),
                 "" if pd.isna(row["accuracy"]) else _drop(row["accuracy"], dense["accuracy"]),
@@ -170,7 +177,7 @@ def _points(table: pd.DataFrame, budget: Budget) -> Table:
         for name in table.attrs["infeasible"]
     ]
     head = [Cell("asked"), Cell("limit"), Cell("measured", "95% interval")]
-    head += [Cell(text) for text in ("used", "FLOPs", "accuracy", "verdict")]
+    head += [Cell("used"), Cell("FLOPs", "of dense"), Cell("accuracy", "against dense"), Cell("verdict")]
     return Table("Asked and got", head, rows)
 
 
@@ -192,7 +199,7 @@ def _sweep_pictures(table: pd.DataFrame, budget: Budget) -> list[Picture]:
     least = str(ratios.mean(axis=1).idxmin())
     kept = percent(float(ratios[ratios.columns[-1]][least]), 0)
     title = f"{least} loses the most: it keeps {kept} of its channels under the budget of {last['asked']}"
-    caption = "Kept channels of every channel group: the darker, the more."
+    caption = "Kept channels of every channel group: the stronger the colour, the more."
     found.append(_picture(title, plots.kept_by_budget(ratios), "kept", caption))
     return found
 

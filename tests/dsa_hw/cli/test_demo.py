@@ -47,5 +47,5 @@ def test_command_passes_the_folder_and_reports_an_interrupt(
     monkeypatch.setattr(dsa_hw, "compare", compare)
     assert main(["demo", "--out", str(tmp_path)]) == 130
     assert (asked["out"], asked["command"]) == (tmp_path, f"dsa-hw demo --out {tmp_path}")
-    expected = f"dsa-hw demo: Interrupted. Finished work is in {tmp_path}. Repeat the command to continue.\n"
-    assert capsys.readouterr().err.endswith(expected)
+    again = f"Continue with: dsa-hw demo --config {tmp_path / 'run.yaml'}"
+    assert capsys.readouterr().err.endswith(f"Interrupted. Finished work is in {tmp_path}. {again}\n")
