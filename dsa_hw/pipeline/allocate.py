@@ -34,7 +34,7 @@ from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
-from dsa_hw.pipeline.stages import MEASURING_STAGES, STAGES, expected_seconds
+from dsa_hw.pipeline.stages import MEASURING_STAGES, STAGES, expected_measurement, expected_seconds
 from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
@@ -164,7 +164,10 @@ def allocate(
         check_loader(model, images, "images", labelled=False)
 
         def on_profile(event: Event) -> None:
-            bar.enter("cost model" if event.stage == FITTING else "profile")
+            if event.stage == FITTING:
+                bar.expect(expected_measurement(bar.enter("cost model")))
+            else:
+                bar.enter("profile")
             bar(event)
 
         task = Task(model, groups, inputs, profiling, refinement.minimum, seed, store, on_profile)
@@ -193,8 +196,8 @@ def allocate(
             proposal = method
         check_finite_weights(proposal.model, "the network that the method returned")
 
-        def say(what: str, done: float) -> None:
-            bar.say("measuring and correcting", done, what)
+        def say(what: str, _: float) -> None:  # the most networks that may be measured are seldom needed
+            bar.say("measuring and correcting", None, what)
 
         bar.enter("measurement")
         candidates, found = find_network(

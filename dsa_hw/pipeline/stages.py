@@ -21,7 +21,7 @@ from dsa_hw.pipeline.recovering import distillation_passes
 from dsa_hw.pipeline.unlabelled import synthesis_passes
 from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["MEASURING_STAGES", "STAGES", "expected_seconds"]
+__all__ = ["MEASURING_STAGES", "STAGES", "expected_measurement", "expected_seconds"]
 
 STAGES: Final = (
     "channels", "profile", "cost model", "inputs", "allocation", "measurement", "recovery", "distillation",
@@ -33,7 +33,8 @@ _COPIES = 8  # of the example input: a pass over a single one takes longer for e
 _BACKWARD = 3.5  # time of a forward and a backward pass in forward passes
 _PREPARING, _CONFIGURATION = 8.0, 0.3  # seconds: export and grid of a profile, and each of its configurations
 _FITTING = 4.0  # seconds: choosing and calibrating a cost model
-_READING = 8.0  # seconds: measuring a pruned network; there are about three
+_MEASURING = 15.0  # seconds: measuring and correcting pruned networks, at least
+_OF_PROFILE = 0.7  # the same, as a share of the time of the profile: both depend on how disturbed the machine is
 _STEPS, _GUIDE = 120, 64  # steps of the keep ratios without training, and inputs in each
 _RANKING = 16 * _GUIDE  # inputs that rank channels
 _REFITTED = 512  # inputs of a recovery
@@ -69,11 +70,12 @@ def expected_seconds(
     found = {
         "profile": profiles * (_PREPARING + _CONFIGURATION * (task.profiling.samples + task.profiling.holdout)),
         "cost model": profiles * _FITTING,
-        "measurement": 3 * _READING * len(kinds),
+        "measurement": _MEASURING * len(kinds),
         "certificate": 2 * forward * (_examples(val if val is not None else train) if labelled else 256),
     }
     if train is not None:
         many = float(epochs) if isinstance(epochs, (int, float)) else 1.0
+        found["recovery"] = forward * _examples(train)  # batch-norm statistics
         found["allocation"] = step * (many * _examples(train) + _STEPS / 2 * _GUIDE)
         return found
     found["allocation"] = step * (_STEPS * _GUIDE + _RANKING)
@@ -84,6 +86,11 @@ def expected_seconds(
     if recovery == "distil" or (recovery == "auto" and not labelled):
         found["distillation"] = step * distillation_passes(task.model, task.inputs)
     return found
+
+
+def expected_measurement(profile: float) -> dict[str, float]:
+    """Return the expected seconds of the measurement after a profile that took ``profile`` seconds."""
+    return {"measurement": max(_MEASURING, _OF_PROFILE * profile)}
 
 
 def _forward_seconds(model: nn.Module, inputs: tuple[Any, ...]) -> float:

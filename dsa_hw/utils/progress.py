@@ -22,6 +22,7 @@ __all__ = ["Bar", "counted_steps", "format_seconds", "tracked"]
 
 _ENOUGH = 0.04  # of a stage is done before its duration is extrapolated
 _TICK = 1.0  # seconds between drawings without an event
+_BAR = 24  # characters
 
 Item = TypeVar("Item")
 
@@ -51,7 +52,7 @@ class Bar:
         self._expected: dict[str, float] = {}
         self._stage = self._text = self._note = ""
         self._first = self._done = 0.0  # share of the stage that was done when its text began, and now
-        self._begin = self._entered = time.monotonic()
+        self._begin = self._begun = self._entered = time.monotonic()  # the job, its stage, what is extrapolated
         self._inner: Bar | None = None
         self._outer: Bar | None = None
         self._token: Token[Bar | None] | None = None
@@ -69,16 +70,18 @@ class Bar:
         """Set how long stages are expected to take."""
         self._expected |= seconds
 
-    def enter(self, stage: str) -> None:
-        """Begin a stage."""
+    def enter(self, stage: str) -> float:
+        """Begin a stage; return the seconds that the one before took."""
+        took = time.monotonic() - self._begun
         if stage != self._stage:
             self._stage, self._text, self._note = stage, "", ""
             self._begun_stages += 1
             if self._log is not None:
                 self._log({"stage": "stages", "step": self._begun_stages, "begins": stage})
             self._first = self._done = 0.0
-            self._entered = time.monotonic()
+            self._begun = self._entered = time.monotonic()
             self._draw()
+        return took
 
     def say(self, text: str, done: float | None = None, note: str = "") -> None:
         """Show what is being done, the share of it that is done, and a note."""
@@ -106,20 +109,20 @@ class Bar:
         return None if now is None else now + later
 
     def _left_of_stage(self) -> float | None:
-        spent, expected = time.monotonic() - self._entered, self._expected.get(self._stage)
+        spent, expected = time.monotonic() - self._entered, self._expected.get(self._stage, 0.0)
         made = self._done - self._first
         if self._inner is not None and (inner := self._inner.left()) is not None:
             return inner
         if made >= _ENOUGH:
             return spent * (1 - self._done) / made
-        if expected is None:
+        if not self._expected:
             return None
         return max(expected * (1 - self._done) - spent, spent / 4)
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Bar:
-        self._begin = self._entered = time.monotonic()
+        self._begin = self._begun = self._entered = time.monotonic()
         if not self.shown:
             return self
         self._outer = _innermost.get()
@@ -130,7 +133,7 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[times]}"))
+        columns = (TextColumn("{task.description}"), BarColumn(_BAR), TextColumn("{task.fields[times]}"))
         self._display = Progress(
             *columns, TextColumn("{task.fields[note]}", style="dim"), console=Console(stderr=True), transient=True,
             auto_refresh=False, redirect_stdout=sys.stdout.isatty(),
@@ -162,9 +165,10 @@ class Bar:
             times = format_seconds(spent) + ("" if left is None else f" of about {format_seconds(spent + left)}")
             share = (self._done if left is None else spent / (spent + left)) if spent else 0.0
             texts = [t for t in (deepest._text if deepest._text != self._stage else "", deepest._note) if t]
+            room = self._display.console.width - _BAR - len(self._stage) - len(times) - 4
             self._display.update(
                 self._display.task_ids[0], description=self._stage, completed=min(share, 1.0), times=times,
-                note=", ".join(texts), refresh=True,
+                note=", ".join(texts)[: max(room, 0)], refresh=True,
             )  # fmt: skip
 
     def _tick(self) -> None:

@@ -35,8 +35,9 @@ def test_json_text_and_files_agree_and_the_same_command_continues(
         assert line.split()[0] == row["asked"]
         interval = f"{100 * row['drop_low']:.2f}% to {100 * row['drop_high']:.2f}%"
         assert f"{100 * row['drop']:.2f}%  {interval}" in re.sub(r" {2,}", "  ", line)
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         f"saved: {tmp_path}",
+        f"page: {tmp_path / 'index.html'}",
         f"next: dsa-hw verify {tmp_path / 'plan.json'} --model tests.fakes.digits:net --target formula/cpu",
     ]
     assert main(words) == 2, "another question"
