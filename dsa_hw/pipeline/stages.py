@@ -76,7 +76,8 @@ def expected_seconds(
     if train is not None:
         many = float(epochs) if isinstance(epochs, (int, float)) else 1.0
         found["recovery"] = forward * _examples(train)  # batch-norm statistics
-        found["allocation"] = step * (many * _examples(train) + _STEPS / 2 * _GUIDE)
+        seen = many * _examples(train)
+        found["allocation"] = step * (seen + min(seen, _STEPS / 2 * _GUIDE))
         return found
     found["allocation"] = step * (_STEPS * _GUIDE + _RANKING)
     if not labelled and images is None and recovery != "none":

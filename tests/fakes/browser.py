@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Self
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+# The browser reads from 3 and writes to 4.
+_LAUNCHER = (
+    "import os, sys; [os.dup2(int(a), b) for a, b in zip(sys.argv[1:], (3, 4))]; os.execv(sys.argv[3], sys.argv[3:])"
+)
 
 
 class Browser:
@@ -19,15 +26,14 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         theirs, self._to = os.pipe()
         self._from, answers = os.pipe()
-        # The program reads from 3 and writes to 4; a shell puts the pipes there.
         command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
         command += [f"--user-data-dir={folder}", "--hide-scrollbars"]
-        script = f'exec "$@" 3<&{theirs} 4>&{answers}'
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs, answers)]
         self._process = subprocess.Popen(
-            ["sh", "-c", script, "sh", *command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL
+            [sys.executable, "-c", _LAUNCHER, *map(str, ends), *command], pass_fds=ends, stderr=subprocess.DEVNULL
         )
-        os.close(theirs)
-        os.close(answers)
+        for end in (theirs, answers, *ends):
+            os.close(end)
         self._rest, self._number = b"", 0
         self.log: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]

@@ -154,7 +154,13 @@ def test_write_is_whole_or_not_at_all(tmp_path: Path, findings: Findings) -> Non
 
 def test_a_front_is_two_points_high_and_ends_at_100() -> None:
     rows = pd.DataFrame(
-        {"limit": [9e-4, 5e-4], "measured": [8.8e-4, 4.9e-4], "dense": 1e-3, "accuracy": [0.997, 0.992]}
+        {
+            "asked": ["90%", "50%"],
+            "limit": [9e-4, 5e-4],
+            "measured": [8.8e-4, 4.9e-4],
+            "dense": 1e-3,
+            "accuracy": [0.997, 0.992],
+        }
     )
     rows = rows.assign(low=rows["measured"], high=rows["measured"])
     low, high = plots.front(rows, "latency", "s").axes[0].get_ylim()
