@@ -55,6 +55,7 @@ _HOMES = {
     "finetune": "dsa_hw.training.finetune",
     "fit": "budgets",
     "from_hub": "dsa_hw.pipeline.sharing",
+    "from_onnx": "dsa_hw.zoo.onnx_networks",
     "load": "dsa_hw.pipeline.sharing",
     "load_cost_model": "budgets",
     "masked": "dsa_hw.channels",
@@ -114,6 +115,7 @@ __all__ = [
     "finetune",
     "fit",
     "from_hub",
+    "from_onnx",
     "load",
     "load_cost_model",
     "load_profile",
@@ -178,6 +180,7 @@ if TYPE_CHECKING:
     from dsa_hw.training.finetune import finetune
     from dsa_hw.training.recovery import recover
     from dsa_hw.training.teachers import Teacher
+    from dsa_hw.zoo.onnx_networks import from_onnx
     from profilers import MeasuringRules, load_profile, measure, profile
 
 

@@ -44,13 +44,14 @@ _EXAMPLES = """Examples:
       --profile profile.sqlite --confidence 0.95
   dsa-hw allocate --model resnet20 --data cifar10 --weights resnet20.pt \\
       --budget latency=0.3ms --precision int8
+  dsa-hw allocate --model network.onnx --images photos/ --budget latency=5ms
 
-OUT gets index.html (the result as a page), plan.json (with the certificate),
-model.safetensors (weights), widths.csv, cost_model.json and the measurements;
-with --precision int8 also model.int8.onnx. After an interruption the same
-command continues. Exit codes: 0 every budget is met, 2 invalid input, 3 a
-budget cannot be met or is not met, 4 the measurement is less precise than
---require, or inconclusive.
+OUT gets index.html (the result as a page), README.md (a model card), plan.json
+(with the certificate), model.safetensors (weights), widths.csv, cost_model.json
+and the measurements; with --precision int8 also model.int8.onnx, and for an
+ONNX file model.onnx. After an interruption the same command continues. Exit
+codes: 0 every budget is met, 2 invalid input, 3 a budget cannot be met or is
+not met, 4 the measurement is less precise than --require, or inconclusive.
 
 --json prints an object with model, certificate, widths, accuracy, out, page.
 """
@@ -97,6 +98,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Allocate, save and print the certificate."""
     from dsa_hw.experiments.report import write_allocation
+    from dsa_hw.zoo.onnx_networks import is_onnx
 
     refuse_overwriting(args.out / "model.safetensors", args.weights)
     budgets = parse_budgets(args.budget)
@@ -128,6 +130,9 @@ def run(args: argparse.Namespace) -> int:
     accuracy: dict[str, float] = {}
     if data:
         result, accuracy = _assessed(model, result, data, args)
+    onnx = args.out / "model.onnx" if is_onnx(args.model) else None
+    if onnx is not None:  # what came as ONNX is wanted as ONNX
+        result.save(args.out, onnx=True)
     certificate = result.certificate
     check = verify_command(args)
     write_allocation(result, args.out / "index.html", model=args.model, command=check)
@@ -148,6 +153,8 @@ def run(args: argparse.Namespace) -> int:
         skipped = (data.skipped if data else 0) + (len(images.skipped) if images else 0)
         if skipped:
             print(f"  skipped: {skipped} image{'s' if skipped > 1 else ''} that cannot be read")
+        if onnx is not None:
+            print(f"onnx: {onnx}")
         print(f"saved: {args.out}\npage: {args.out / 'index.html'}\nnext: {check}")
     return EXIT_CODES[certificate.verdict]
 

@@ -1,4 +1,4 @@
-"""``dsa-hw export``: write the pruned network of a plan as ONNX, OpenVINO IR or LiteRT, in fp32 or int8."""
+"""``dsa-hw export``: write the pruned network of a plan as ONNX, OpenVINO IR, LiteRT or an archive of torch.export."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
-_SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "tflite": ".tflite"}
+_SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "tflite": ".tflite", "torch": ".pt2"}
 _EXAMPLES = """Examples:
-  dsa-hw export small/plan.json --model resnet18
+  dsa-hw export small/
+  dsa-hw export small/ --format torch --out small/model.pt2
   dsa-hw export small/plan.json --model resnet18 --weights tuned.pt \\
       --retrained --out tuned.onnx
   dsa-hw export small/plan.json --model resnet20 --precision int8
@@ -30,6 +31,9 @@ _EXAMPLES = """Examples:
       --format openvino --out small/model.xml
   dsa-hw export small/plan.json --model resnet20 --precision int8 \\
       --format tflite --data cifar10
+
+A plan of a network of torchvision, timm or transformers says how to make it;
+others need --model.
 
 --precision int8 uses the calibration in the certificate of the plan, or
 calibrates again on --data, which retrained weights need.
@@ -50,16 +54,17 @@ def add(subparsers: Any) -> None:
         subparsers,
         "export",
         run,
-        summary="write the pruned network of a plan as ONNX, OpenVINO IR or LiteRT",
+        summary="write the pruned network of a plan as ONNX, OpenVINO IR, LiteRT or for torch.export",
         description="Write the pruned network of a plan as one ONNX file, as OpenVINO IR (.xml and .bin), or as a "
-        "LiteRT file (.tflite), in fp32 or int8.",
+        "LiteRT file (.tflite), in fp32 or int8; or as an archive of torch.export (.pt2), in fp32.",
         examples=_EXAMPLES,
     )
-    parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json of dsa-hw allocate")
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="folder of dsa-hw allocate, or its plan.json")
     add_model(
         parser,
         weights="state dict of the pruned network (default: model.safetensors beside the plan)",
         pretrained=None,
+        required=False,
     )
     parser.add_argument(
         "--retrained", action="store_true", help="accept weights that were trained further after the plan was saved"
@@ -73,29 +78,37 @@ def add(subparsers: Any) -> None:
     parser.set_defaults(seed=0)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the file to write (default: model.onnx or model.int8.onnx beside the "
-        "plan; .xml for OpenVINO, .tflite for LiteRT)",
+        "plan; .xml for OpenVINO, .tflite for LiteRT, .pt2 for torch)",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the pruned network, export it, and print the path."""
     from dsa_hw.pipeline.result import INT8_ONNX, INT8_TFLITE, ONNX, check_files, file_digest
+    from dsa_hw.pipeline.sharing import dense_network
     from dsa_hw.pipeline.verification import plan_inputs, pruned_network, weights_beside
     from dsa_hw.utils.modules import check_finite_outputs, check_finite_weights
 
-    folder = args.plan.parent
+    place = args.plan / "plan.json" if args.plan.is_dir() else args.plan
+    folder = place.parent
     is_int8 = args.precision.startswith("int8")
     if not is_int8 and args.precision != "fp32":
         raise PlanError(f"--precision must be fp32, int8 or int8-SCHEME; got {args.precision!r}.")
+    if is_int8 and args.format == "torch":
+        raise PlanError(f"--format torch writes fp32. Use --format onnx, openvino or tflite for {args.precision}.")
     name = (INT8_TFLITE if args.format == "tflite" else INT8_ONNX) if is_int8 else ONNX
     out = args.out or (folder / name).with_suffix(_SUFFIXES[args.format])
-    plan = dsa_hw.Plan.load(args.plan)
+    plan = dsa_hw.Plan.load(place)
     # The old file is replaced, whatever became of it.
     check_files(replace(plan, files={file: sha for file, sha in plan.files.items() if file != name}), folder)
     weights = args.weights or weights_beside(plan, folder)
-    refuse_overwriting(out, args.plan, weights)
-    model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
-    inputs = plan_inputs(plan, model, inputs)
+    refuse_overwriting(out, place, weights)
+    given: tuple[Any, ...] | None = None
+    if args.model is None:
+        model = dense_network(plan)
+    else:
+        model, given = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
+    inputs = plan_inputs(plan, model, given)
     small = pruned_network(model, plan, inputs, weights)
     is_saved = weights is not None and plan.network is not None and not args.retrained
     if is_saved:
@@ -111,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         write_bytes(out, content)
         size = len(content)
         if out.resolve() == (folder / name).resolve():
-            _record(args.plan, name, file_digest(out) if is_saved and not args.data else None)
+            _record(place, name, file_digest(out) if is_saved and not args.data else None)
     parameters = sum(p.numel() for p in small.parameters())
     if weights is None:
         print("The weights are random (no --weights).", file=sys.stderr)
@@ -127,9 +140,9 @@ def _fp32(form: str, small: nn.Module, inputs: tuple[Any, ...]) -> bytes:
         from profilers.litert.convert import to_bytes
 
         return to_bytes(small, inputs)
-    from dsa_hw.pipeline.result import onnx_bytes
+    from dsa_hw.pipeline.result import archive_bytes, onnx_bytes
 
-    return onnx_bytes(small, inputs)
+    return archive_bytes(small, inputs) if form == "torch" else onnx_bytes(small, inputs)
 
 
 def _int8(

@@ -110,14 +110,16 @@ def add_model(
     shape: bool = True,
     weights: str | None = None,
     pretrained: str | None = _PRETRAINED_HELP,
+    required: bool = True,
 ) -> None:
     """Add ``--model``, ``--classes``, ``--input`` if ``shape``, and ``--weights`` and ``--pretrained`` with help."""
     parser.set_defaults(input=None, pretrained=False)
     parser.add_argument(
         "--model",
-        required=True,
+        required=required,
         metavar="NAME",
-        help="torchvision name, resnet20 (a CIFAR network), timm/NAME, hf-hub:ORG/NAME, or package.module:factory",
+        help="torchvision name, resnet20 (a CIFAR network), timm/NAME, hf-hub:ORG/NAME, FILE.onnx, or "
+        f"package.module:factory{'' if required else ' (default: what the plan says, if it does)'}",
     )
     parser.add_argument(
         "--classes", type=positive_integer, metavar="N", help="number of outputs (default: the model's own)"

@@ -124,9 +124,16 @@ def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> N
 
     The factory of a user (``package.module:factory``) may load weights, so nothing is printed for it.
     """
+    from dsa_hw.zoo.onnx_networks import is_onnx
     from dsa_hw.zoo.user_code import is_code
 
-    if args.weights or trained or is_code(args.model) or (args.pretrained and args.classes is None):
+    if (
+        args.weights
+        or trained
+        or is_code(args.model)
+        or is_onnx(args.model)
+        or (args.pretrained and args.classes is None)
+    ):
         return
     text = (
         "The weights are random (no --pretrained or --weights): any accuracy or agreement with the dense network is "

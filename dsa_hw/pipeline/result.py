@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import tempfile
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+import torch
 from torch import nn
 
 from dsa_hw.channels.plan import CARD, RESULT_FILES, Plan, PrunedNetwork
-from dsa_hw.errors import PlanError
+from dsa_hw.channels.trace import copy_sharing_tensors
+from dsa_hw.errors import ModelError, PlanError
 from dsa_hw.methods.problem import Proposal
 from dsa_hw.pipeline.certificate import Certificate
 from dsa_hw.pipeline.constraints import Constraint
@@ -27,7 +30,7 @@ from dsa_hw.training.losses import OwnLoss, Step
 from dsa_hw.utils.files import whole_folder, write_bytes, write_text
 from dsa_hw.utils.inputs import as_path, check_model
 from dsa_hw.utils.modules import check_finite_weights, device_of
-from dsa_hw.utils.text import one_line
+from dsa_hw.utils.text import first_line, one_line
 from dsa_hw.utils.weights import weights_bytes
 from dsa_hw.zoo.pretrained import hub_upload
 from profilers.networks.onnx_export import export
@@ -39,6 +42,7 @@ __all__ = [
     "ONNX",
     "WEIGHTS",
     "Allocation",
+    "archive_bytes",
     "check_files",
     "file_digest",
     "onnx_bytes",
@@ -294,6 +298,21 @@ def onnx_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
     """Return ``model`` as the bytes of one ONNX file."""
     device = device_of(model)
     return bytes(export(model, tuple(x.to(device) for x in inputs)).SerializeToString())
+
+
+def archive_bytes(model: nn.Module, inputs: tuple[Any, ...]) -> bytes:
+    """Return ``model`` in evaluation mode as an archive of ``torch.export``, which ``torch.export.load`` reads.
+
+    Raises:
+        ModelError: torch cannot export the network.
+    """
+    device, file = device_of(model), io.BytesIO()
+    try:
+        program = torch.export.export(copy_sharing_tensors(model).eval(), tuple(x.to(device) for x in inputs))
+        torch.export.save(program, file)
+    except Exception as error:  # torch.export raises a dozen classes
+        raise ModelError(f"torch.export cannot export the network ({first_line(error)}). Use --format onnx.") from error
+    return file.getvalue()
 
 
 def check_files(plan: Plan, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 ``resnet18`` is a network of torchvision, ``resnet20`` one of `dsa_hw.zoo.cifar` for 32 x 32 images, ``timm/resnet50d``
 or ``timm/resnet50.a1_in1k`` one of timm, ``hf-hub:org/name`` one of timm with its configuration on the Hugging Face
-hub. ``package.module:factory`` calls a function of the user, which returns a network or (network, example_inputs).
-Weights are random unless ``pretrained``.
+hub. ``network.onnx`` is a file, with its weights. ``package.module:factory`` calls a function of the user, which
+returns a network or (network, example_inputs). Other weights are random unless ``pretrained``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dsa_hw.utils.modules import load_weights
 from dsa_hw.utils.text import first_line, one_line
 from dsa_hw.utils.weights import read_weights
 from dsa_hw.zoo.cifar import SMALL
+from dsa_hw.zoo.onnx_networks import from_onnx, is_onnx
 from dsa_hw.zoo.preprocessing import Preprocessing
 from dsa_hw.zoo.pretrained import hub_file, hub_weights, torch_file
 from dsa_hw.zoo.user_code import call_function
@@ -72,11 +73,11 @@ def load_model(
     """Build a network by name.
 
     Args:
-        name: Name of a network of torchvision or of `dsa_hw.zoo.cifar`, ``timm/NAME``, ``hf-hub:ORG/NAME``, or
-            ``package.module:factory``.
+        name: Name of a network of torchvision or of `dsa_hw.zoo.cifar`, ``timm/NAME``, ``hf-hub:ORG/NAME``, the path of
+            an ONNX file, or ``package.module:factory``.
         input_shape: Shape of the example input; the default of the network where it is not given.
-        imports: Whether ``package.module:factory`` is allowed. Use False for a name that was read from a file: a file
-            must not choose which code runs.
+        imports: Whether ``package.module:factory`` and paths are allowed. Use False for a name that was read from a
+            file: a file must not choose which code runs, nor what is read.
         pretrained: Whether to load the default weights of torchvision, or those of the timm tag or the repository, from
             the caches of these libraries or from the network.
         classes: Number of outputs; the network's own where it is not given. With ``pretrained``, a last layer of
@@ -96,6 +97,17 @@ def load_model(
         (1, 3, 32, 32)
     """
     example: tuple[Any, ...] | None = None
+    if is_onnx(name):
+        if not imports:
+            raise ModelError(
+                f"A file must not choose a file to read. Name the model on the command line; got {name!r}."
+            )
+        if pretrained or classes is not None:
+            option = "--pretrained" if pretrained else "--classes"
+            raise ModelError(
+                f"{option} is for networks of the zoo; {one_line(name, 80)} has its own weights and outputs."
+            )
+        return from_onnx(name, input_shape)
     if ":" in name and not name.startswith(_HUB):
         if not imports:
             raise ModelError(
@@ -125,7 +137,8 @@ def preprocessing_of(name: str, input_shape: Sequence[int] | None = None) -> Pre
     Raises:
         ModelError: The name is unknown, or the shape is not that of colour images.
     """
-    found = Preprocessing() if ":" in name and not name.startswith(_HUB) else _source(name).preprocessing()
+    own = is_onnx(name) or (":" in name and not name.startswith(_HUB))
+    found = Preprocessing() if own else _source(name).preprocessing()
     if input_shape is None:
         return found
     if len(input_shape) != 4 or input_shape[1] != 3:
@@ -317,8 +330,8 @@ def _unknown(name: str, known: Sequence[str]) -> ModelError:
     near = difflib.get_close_matches(name, known, 3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return ModelError(
-        f"Unknown model {name!r}.{hint} Use the name of a torchvision model, timm/NAME, hf-hub:ORG/NAME, or "
-        "package.module:factory."
+        f"Unknown model {name!r}.{hint} Use the name of a torchvision model, timm/NAME, hf-hub:ORG/NAME, an ONNX file, "
+        "or package.module:factory."
     )
 
 
