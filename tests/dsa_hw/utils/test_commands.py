@@ -181,7 +181,7 @@ sys.exit(run_command("x", work, out=Path("out")))
 
     killed = run("kill")
     assert killed.returncode == 143, killed.stderr
-    assert killed.stderr.splitlines()[-1] == "x: Terminated. Finished work is in out. Repeat the command to continue."
+    assert killed.stderr.splitlines()[-1] == "x: Terminated. Nothing was kept."
     assert [file.name for file in tmp_path.iterdir()] == ["finetune.pt"]
     continued = run("go")
     assert "Continuing a training at step 3 of 10" in continued.stderr
