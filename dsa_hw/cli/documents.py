@@ -37,7 +37,8 @@ class AllocateOutput(Document):
     """The result of an allocation; the exit code follows from the verdict of the certificate.
 
     Attributes:
-        accuracy: On the test images, "dense", "pruned" and "fine-tuned"; empty without labelled data.
+        accuracy: On the test images, "dense", "pruned" and "fine-tuned", or the user's own metric; empty without
+            labelled data.
         out: Folder of the result.
         page: The result as an HTML page.
     """
@@ -45,7 +46,7 @@ class AllocateOutput(Document):
     model: str
     certificate: CertificateDocument
     widths: Widths
-    accuracy: dict[Literal["dense", "pruned", "fine-tuned"], Share]
+    accuracy: dict[Literal["dense", "pruned", "fine-tuned"], float]
     out: str
     page: str
 
@@ -132,8 +133,8 @@ class ComparedNetwork(Document):
     high: Cost
     runs: Count
     trusted: bool
-    accuracy_before: Share | None
-    accuracy: Share
+    accuracy_before: float | None
+    accuracy: float
     verdict: Verdict | Literal[""]
 
 

@@ -143,6 +143,8 @@ class ConfigurationBuilder:
         if isinstance(artefact, bytes):
             return Loadable(lambda: self.target.load(artefact, self.inputs), len(artefact))
         rough = self.loadable([len(k) for k in kept]).size
+        if not isinstance(artefact, nn.Module):  # a file of the target's own, which loading does not change
+            return Loadable(lambda: self.target.load(artefact, self.inputs), rough)
         return Loadable(lambda: self.target.load(copy.deepcopy(artefact), self.inputs), rough)  # with its own weights
 
     def check(self, seed: int = 0, rounds: int = 2) -> float | None:

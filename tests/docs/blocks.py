@@ -54,7 +54,8 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
         if block.language in ("", "bash"):
             for line in block.text.replace("\\\n", " ").splitlines():
                 if words := shlex.split(line, comments=True):
-                    yield block.where, words
+                    end = next((i for i, word in enumerate(words) if word in ("|", ">")), len(words))
+                    yield block.where, words[:end]
 
 
 def inline_code(page: Path) -> list[str]:

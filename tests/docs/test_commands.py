@@ -15,7 +15,7 @@ from profilers.cli import add_options
 from tests.docs.blocks import DOCUMENTS, ROOT, commands, inline_code
 
 # Options of other programs that the documents name.
-FOREIGN = {"--nthreads", "--strict", "--durations"}
+FOREIGN = {"--nthreads", "--strict", "--durations", "--arena-cache-size", "--fp16", "--int8", "--stronglyTyped"}
 
 
 def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]] | None:
