@@ -80,7 +80,7 @@ def from_onnx(
         if opset > _OPSET:
             graph = version_converter.convert_version(graph, _OPSET)
         _inline_constants(graph, numpy_helper)
-        model: nn.Module = onnx2torch.convert(graph).eval()
+        model = _with_fixed_shapes(onnx2torch.convert(graph)).eval()
         with torch.no_grad():
             found = model(*inputs)
     except Exception as error:  # NotImplementedError for an operator; whatever else a converter raises
@@ -192,6 +192,26 @@ def _inline_constants(graph: Any, numpy_helper: Any) -> None:
             kept.append(node)
     del graph.graph.node[:]
     graph.graph.node.extend(kept)
+
+
+def _with_fixed_shapes(model: Any) -> nn.Module:
+    """Write the constant shapes of Reshape nodes into the graph: torch.export cannot trace shapes that are tensors."""
+    for node in model.graph.nodes:
+        if node.op != "call_module" or type(model.get_submodule(node.target)).__name__ != "OnnxReshape":
+            continue
+        values, shape = node.args
+        if shape.op == "get_attr":
+            sides = model.get_buffer(shape.target).tolist()
+            if 0 not in sides:  # a 0 keeps the side of the input
+                if -1 not in sides:
+                    sides[-1] = -1  # in (1, 512) before the last layer, 512 is the channels, which may become fewer
+                with model.graph.inserting_before(node):
+                    made = model.graph.call_function(torch.reshape, (values, tuple(sides)))
+                node.replace_all_uses_with(made)
+                model.graph.erase_node(node)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+    return model
 
 
 def _difference(wanted: Sequence[Tensor], found: Sequence[Any]) -> float:
