@@ -15,7 +15,8 @@ from profilers.cli import add_options
 from tests.docs.blocks import DOCUMENTS, ROOT, commands, inline_code
 
 # Options of other programs that the documents name.
-FOREIGN = {"--nthreads", "--strict", "--durations", "--arena-cache-size", "--fp16", "--int8", "--stronglyTyped"}
+FOREIGN = {"--nthreads", "--strict", "--durations", "--arena-cache-size"}
+FOREIGN |= {"--exportTimes", "--fp16", "--int8", "--loadEngine", "--saveEngine", "--stronglyTyped", "--timingCacheFile"}
 
 
 def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]] | None:
