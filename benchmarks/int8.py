@@ -191,9 +191,8 @@ def values(name: str, runtime: str, args: argparse.Namespace) -> dict[str, Any]:
         content = bytes(quantise(proto, ranges, target.int8).SerializeToString())
         ready[what] = Loadable(lambda content=content, inputs=inputs: target.load(content, inputs), len(content))  # type: ignore[misc]
     found = Bench(target).measure({w: ready[w] for w in [*ready][1:]}, ready["first"], limit=args.limit)
-    return {
-        w: {"ratio": m.ratio.value, "low": m.ratio.low, "high": m.ratio.high} for w, m in found.items() if w != DENSE
-    }
+    ratios = {what: measured.ratio for what, measured in found.items() if what != DENSE}
+    return {what: {"ratio": ratio.value, "interval": ratio.interval()} for what, ratio in ratios.items()}
 
 
 def answer(result: Allocation) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def main() -> None:
     top.legend(loc="upper right", ncols=2, frameon=False)
     own = half.values / np.minimum(half.before, half.after)
     middle.plot(own, ".", color=_SMALL, markersize=3)
-    middle.axhline(ratio, color="black", linewidth=1, label=f"measured ratio: {ratio:.3f}")
+    middle.axhline(ratio, color="black", linewidth=1, label=f"measured ratio, all loads: {ratio:.3f}")
     spread = float(np.quantile(np.abs(own - np.median(own)), 0.9))
     middle.set(ylabel="ratio to the dense network", xlabel="run", ylim=(ratio - 4 * spread, ratio + 4 * spread))
     middle.set_title("... but so do the dense network's runs next to them: most ratios stay", loc="left")
