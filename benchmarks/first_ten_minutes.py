@@ -3,7 +3,7 @@
     python benchmarks/first_ten_minutes.py --folder newcomer --out first_ten_minutes.json
 
 The commands are read from the README, so what is documented is what is run. Those that need the reader's own pictures
-or downloaded weights are listed and not run. Nothing is tried twice. The folder is made anew, and caches are in it.
+or downloaded weights are listed and not run. No command is repeated. The folder must be new; caches are kept in it.
 """
 
 from __future__ import annotations
