@@ -46,6 +46,7 @@ from dsa_hw.methods.dsa.trainer import Trainer
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.recovering import recover_network
+from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import batch_statistics, recalibrate
 from dsa_hw.training.distillation import distillation_loss
 from dsa_hw.training.finetune import finetune
@@ -121,6 +122,11 @@ class Case:
         )  # fmt: skip
         return replace(problem, **changes)
 
+    def images(self, seed: int) -> UnlabelledSet | None:
+        """Training images without labels and augmentation, for the refit."""
+        plain = replace(self.data(seed).train, augment=0, flip=False)
+        return unlabelled_set(self.model, self.inputs, plain, seed=seed, listener=lambda *_: None)
+
     def ranking(self, seed: int) -> list[Any]:
         """Fisher information of every channel: the order in which all methods search with ``--order``."""
         return self._ranked(fisher, seed)
@@ -153,7 +159,7 @@ class Case:
             recalibrate(network.to(memory_format=torch.channels_last), found.train, 10, "bf16")
         else:
             begin = time.process_time()
-            recover_network(self.problem(1.0, seed), cut, found.train, "refit", lambda *_: None)
+            recover_network(self.problem(1.0, seed), cut, self.images(seed), "refit", lambda *_: None)
             row["recover_cpu_s"] = time.process_time() - begin
         network = network.to(memory_format=torch.channels_last)
         row["before"], row["val_before"] = accuracy(network, found.test), accuracy(network, found.val)
