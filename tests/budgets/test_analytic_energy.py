@@ -67,7 +67,7 @@ def test_energy_of_a_small_network_equals_the_sum_by_hand(groups: ChannelGroups)
 
 
 @pytest.mark.parametrize("name", TECHNOLOGIES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_gradient_equals_finite_differences(name: str, data: st.DataObject) -> None:
     from tests.budgets.conftest import make_groups

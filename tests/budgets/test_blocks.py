@@ -47,7 +47,7 @@ def test_chords_equal_the_steps_on_their_grid(blocks: Blocks) -> None:
     assert (blocks.smooth(np.full(5, 0.55)) != blocks(np.full(5, 0.55))).any()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000))
 def test_chords_are_continuous_monotone_and_not_above_the_steps(seed: int) -> None:
     rng = np.random.default_rng(seed)

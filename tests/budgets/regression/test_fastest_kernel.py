@@ -93,7 +93,7 @@ def test_an_algorithm_that_the_gpu_does_not_have_is_not_used(table: tuple[np.nda
     assert np.abs(model.predict(x[200:]) / y[200:] - 1).mean() < 0.05
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_cost_rises_with_channels_and_gradient_is_exact(table: tuple[np.ndarray, np.ndarray], seed: int) -> None:
     x, y = table

@@ -18,7 +18,7 @@ from budgets.selection import candidates
 from budgets.work_classes import physics_features
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1000), size=st.integers(2, 10))
 def test_physics_recovers_a_physical_cost(network: Callable[..., Any], seed: int, size: int) -> None:
     groups = network(size=size, operations=3 * size, seed=seed)

@@ -305,7 +305,7 @@ BLOCKS: list[Callable[[int], tuple[nn.Module, int]]] = [
 ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=5), st.integers(0, 1000))
 def test_groups_of_random_networks_are_exact(blocks: list[Callable[[int], tuple[nn.Module, int]]], seed: int) -> None:
     channels = 6

@@ -46,7 +46,7 @@ def neighbours(alpha: Floats, sizes: Ints, grid: Ints, count: int, rng: np.rando
     return np.where(rng.random((count, len(pairs))) < 0.5, table[:, 0], table[:, 1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(k=st.integers(1, 40), seed=st.integers(0, 10**6), budgets=st.integers(1, 3), weighted=st.booleans())
 def test_widths_are_on_the_grid_and_use_the_budgets_up(k: int, seed: int, budgets: int, weighted: bool) -> None:
     alpha, sizes, grid, costs, limits, importance = case(k, seed, budgets)
@@ -64,7 +64,7 @@ def test_widths_are_on_the_grid_and_use_the_budgets_up(k: int, seed: int, budget
             assert any(cost.at(more / sizes) > limit for cost, limit in zip(costs, limits, strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(k=st.sampled_from([1, 2, 5, 10, 14, 20, 40, 60]), seed=st.integers(0, 10**6), budgets=st.integers(1, 2))
 def test_as_good_as_the_best_of_a_thousand_random_neighbours(k: int, seed: int, budgets: int) -> None:
     alpha, sizes, grid, costs, limits, importance = case(k, seed, budgets)

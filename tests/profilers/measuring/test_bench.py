@@ -75,7 +75,7 @@ def test_one_network_is_measured_without_another() -> None:
     assert found.runs == len(found.dense)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     period=st.floats(4e-3, 2.0),
     duty=st.floats(0.05, 0.5),
@@ -192,7 +192,7 @@ def test_stored_neighbours_are_the_runs_before_and_after() -> None:
     bench_on(machine).measure(networks, watched(DENSE, 3e-3), on_round=check)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(2**12, 2**22), max_size=5),
     larger=st.floats(1, 4),

@@ -155,7 +155,7 @@ def test_interference_that_slows_neighbouring_runs_alike_does_not_change_the_rat
 
 
 @given(st.floats(0.05, 1.0), st.integers(1, 4), st.integers(1, 3), st.sampled_from(["quiet", "median"]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_exact_runs_give_the_exact_value_in_its_interval(ratio: float, blocks: int, sittings: int, name: str) -> None:
     parts, dense = [], []
     for sitting in range(sittings):

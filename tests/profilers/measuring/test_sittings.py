@@ -49,7 +49,7 @@ def test_prior_stands_before_the_second_sitting() -> None:
 
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=1, max_size=8), st.lists(st.floats(0, 0.16), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_measurements_within_ten_minutes_are_one_sitting(shifts: list[float], hours: list[float]) -> None:
     """However many there are, they say nothing about another hour."""
     together = [sitting(0.4 * math.exp(shift), hour=hour) for shift, hour in zip(shifts, hours, strict=False)]
@@ -82,7 +82,7 @@ def test_sittings_that_agree_lower_the_scatter_and_raise_its_freedom() -> None:
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_anchor_has_about_half_of_each_group_in_multiples_of_eight(sizes: list[int]) -> None:
     widths = anchor_widths(sizes)
     for size, width in zip(sizes, widths, strict=True):
@@ -182,7 +182,7 @@ def test_damaged_line_is_skipped(tmp_path: Path, damage: bytes) -> None:
 
 
 @given(st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_file_that_ends_anywhere_is_continued(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
     file = SittingFile(tmp_path_factory.mktemp("cut") / "s.jsonl")
     known = [sitting(0.4), sitting(0.45, hour=1)]

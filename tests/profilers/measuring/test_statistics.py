@@ -18,7 +18,7 @@ estimates = st.builds(Estimate, st.floats(-10, 10), st.floats(1e-10, 1.0), st.fl
 
 
 @given(estimates, estimates)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_products_and_quotients_add_logarithms_and_variances(a: Estimate, b: Estimate) -> None:
     product, quotient = a.times(b), a.over(b)
     assert product.value == pytest.approx(a.value * b.value)
@@ -32,7 +32,7 @@ def test_products_and_quotients_add_logarithms_and_variances(a: Estimate, b: Est
 
 
 @given(estimates, st.floats(0.5, 0.99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_interval_is_students_on_the_logarithmic_scale(a: Estimate, confidence: float) -> None:
     low, high = a.interval(confidence)
     expected = stats.t(a.freedom, a.log, math.sqrt(a.variance)).interval(confidence)
@@ -87,7 +87,7 @@ def test_variance_of_a_network_that_differs_from_the_others_is_its_own_with_many
 
 
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pooled_variance_is_that_within_groups_and_of_the_prior(groups: list[list[float]]) -> None:
     arrays = [np.asarray(group) for group in groups]
     variance, freedom = statistics.pooled_variance(arrays)
@@ -99,7 +99,7 @@ def test_pooled_variance_is_that_within_groups_and_of_the_prior(groups: list[lis
 
 
 @given(st.floats(0.5, 0.99), st.integers(1, 200))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_error_rates_of_all_looks_add_up_to_at_most_the_stated_one(confidence: float, looks: int) -> None:
     spent = sum(1 - statistics.confidence_at_look(confidence, look) for look in range(1, looks + 1))
     assert spent <= (1 - confidence) * (1 + 1e-9)

@@ -139,7 +139,7 @@ def test_export_does_not_change_the_network() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_reshaped_masks_select_the_kept_elements(data: st.DataObject) -> None:
     """Against the definition: reshape the marks themselves."""

@@ -17,7 +17,7 @@ spaces = st.lists(st.tuples(st.integers(1, 512), st.integers(1, 32)), min_size=1
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spaces, st.integers(0, 40), st.integers(0, 5))
 def test_every_width_is_on_the_grid_or_dense(space: Space, n: int, seed: int) -> None:
     rows = np.vstack([corners(space), spread(space, n, seed)])

@@ -66,7 +66,7 @@ def test_published_sweep_gives_its_grid() -> None:
     assert beyond[49] > 0.25
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.1, 10)), min_size=1, max_size=30, unique_by=lambda p: p[0]),
     st.sampled_from([1, 2, 4, 8, 16]),

@@ -192,7 +192,9 @@ def test_least_recently_used_networks_are_unloaded_first(tmp_path: Path, monkeyp
 
 
 @settings(max_examples=30)
-@given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers())), st.binary(max_size=200))
+@given(
+    st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers()), max_size=5), st.binary(max_size=200)
+)
 def test_frames_round_trip(header: dict[str, Any], payload: bytes) -> None:
     stream = io.BytesIO()
     agent.write_frame(stream, header, payload)

@@ -72,7 +72,7 @@ def knapsack_against_enumeration(seed: int, coupling: float, count: int = 1) -> 
     return sum(float(s[w - 1]) for s, w in zip(sums, widths, strict=True)) / best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 2))
 def test_solution_is_optimal_for_separable_costs(seed: int, count: int) -> None:
     assert knapsack_against_enumeration(seed, 0.0, count) == pytest.approx(1.0, abs=1e-6)

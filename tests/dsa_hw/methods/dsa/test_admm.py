@@ -42,7 +42,7 @@ def task_loss(alpha: Floats, weights: Floats) -> float:
     return float((weights * alpha**-0.5).sum())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     k=st.one_of(st.integers(1, 12), st.integers(13, 200)),
     budgets=st.integers(1, 3),
@@ -93,7 +93,7 @@ def test_budget_is_reached_and_never_exceeded(
     assert used.max() >= 0.995 or alpha.min() > 1 - 1e-5
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(k=st.integers(1, 30), seed=st.integers(0, 10**6), share=st.floats(0.05, 0.95))
 def test_result_does_not_depend_on_the_unit_of_a_cost(k: int, seed: int, share: float) -> None:
     results = []
@@ -334,7 +334,7 @@ def test_resumed_allocation_is_bit_identical() -> None:
         admm_of([cost, cost], [limit, limit], 7, pace=12).load_state_dict(first.state_dict())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(k=st.integers(1, 50), seed=st.integers(0, 10**6), least=st.floats(0.01, 0.9))
 def test_infeasible_budget_is_refused_with_the_smallest_feasible_one(k: int, seed: int, least: float) -> None:
     cost = Quadratic.random(k, np.random.default_rng(seed), 1e6)

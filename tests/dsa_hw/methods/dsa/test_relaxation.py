@@ -20,7 +20,7 @@ def means(p: Tensor, layout: Layout) -> Tensor:
     return torch.stack([part.mean() for part in layout.split(p)])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     seed=st.integers(0, 10**6),
@@ -58,7 +58,7 @@ def test_mean_is_alpha_for_any_importance(
     assert alpha.grad.isfinite().all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), beta2=st.floats(0.05, 30.0))
 def test_closed_form_does_not_depend_on_the_scale_of_importance(seed: int, beta2: float) -> None:
     b = importances(LAYOUT, seed)
@@ -89,7 +89,7 @@ def test_inexactness_vanishes_as_beta2_grows(size: int) -> None:
     assert hard[0, -1] == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), beta2=st.sampled_from([0.05, 0.7, 3.0, 12.0]))
 def test_implicit_gradient_is_the_finite_difference_of_the_enumerated_loss(seed: int, beta2: float) -> None:
     b = importances(LAYOUT, seed)

@@ -180,7 +180,7 @@ def test_weights_are_recognised_through_folded_norms(narrowable: Any) -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_narrowed_file_equals_shrunk_network(narrowable: Any, seed: int) -> None:
     model, template, groups = narrowable
     rng = np.random.default_rng(seed)
