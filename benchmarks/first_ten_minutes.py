@@ -1,9 +1,11 @@
-"""A newcomer's first minutes: clone, `make demo`, then every command of the README, in a new folder and environment.
+"""A newcomer's first minutes: clone, `make demo`, every command of the README, its Python code, and the tutorial.
 
-    python benchmarks/first_ten_minutes.py --folder newcomer --out first_ten_minutes.json
+    python benchmarks/first_ten_minutes.py --folder newcomer --page docs/benchmarks/first-ten-minutes.md
 
-The commands are read from the README, so what is documented is what is run. Those that need the reader's own pictures
-or downloaded weights are listed and not run. No command is repeated. The folder must be new; caches are kept in it.
+The commands are read from the README and the code from the tutorial, so what is documented is what is run: in this
+order, with all defaults, each once. The folder must be new; the environment and all caches are made in it. The folder
+photos/ that the README names is made of the two photographs that scikit-learn contains. ``--offline`` leaves out
+what needs downloaded weights. ``--files DIR`` has the files that the README's Python code reads.
 """
 
 from __future__ import annotations
@@ -13,70 +15,181 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
-_NEEDS = {"photos/": "the reader's pictures", "imagefolder:": "the reader's pictures", "--pretrained": "a download"}
 _GOAL = 15 * 60
+_CROPS = """
+from pathlib import Path
+from PIL import Image
+from sklearn.datasets import load_sample_images
+Path("photos").mkdir()
+for i, picture in enumerate(load_sample_images().images):
+    for row in range(4):
+        for column in range(6):
+            crop = Image.fromarray(picture).crop((100 * column, 100 * row, 100 * column + 140, 100 * row + 127))
+            crop.save(f"photos/{i}{row}{column}.jpg")
+"""
 
 
-def readme_commands(text: str) -> list[str]:
-    """The commands of the README's shell blocks, without comments and without make."""
-    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.S)
-    lines = [" ".join(shlex.split(line, comments=True)) for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line and not line.startswith("make ")]
+@dataclass(frozen=True)
+class Step:
+    """Something that the newcomer does.
+
+    Attributes:
+        name: What the page shows.
+        command: What the shell runs; "" where it is left out.
+        left_out: Why it is left out.
+    """
+
+    name: str
+    command: str
+    left_out: str = ""
 
 
-def timed(command: str, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run one command and keep what it printed."""
-    print(f"$ {command}", file=sys.stderr, flush=True)
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step."""
+
+    step: Step
+    code: int
+    seconds: float
+    output: str
+    errors: str
+
+
+def shell_commands(text: str) -> list[str]:
+    """Return the commands of the shell blocks of a page, without comments."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.S | re.M)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in (shlex.join(shlex.split(line, comments=True)) for line in lines) if line]
+
+
+def python_code(text: str) -> str:
+    """Return the Python blocks of a page as one script."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, flags=re.S | re.M))
+
+
+def steps_of(clone: Path, offline: bool, files: Path | None) -> list[Step]:
+    """Return the steps after the clone; the scripts and pictures for them are written beside the code."""
+    readme = (clone / "README.md").read_text()
+    (clone / "readme.py").write_text(python_code(readme))
+    (clone / "tutorial.py").write_text(python_code((clone / "docs" / "guide" / "tutorial.md").read_text()))
+    (clone / "crops.py").write_text(_CROPS)
+    for file in files.iterdir() if files else ():
+        shutil.copy(file, clone)
+    found = []
+    for command in shell_commands(readme):
+        if command.startswith(("make test", "pip install", "git clone")):
+            continue  # the tests have a page of their own (CONTRIBUTING.md); make demo has installed the package
+        if "imagefolder:imagenet" in command:
+            found.append(Step(command, "", "needs ImageNet"))
+        elif "--pretrained" in command and offline:
+            found.append(Step(f"{command} (here with random weights)", command.replace(" --pretrained", "")))
+        else:
+            found.append(Step(command, command))
+    code = Step("the Python code of the README", "python readme.py")
+    if files is None:
+        code = Step(code.name, "", "needs its weights and CIFAR-10, see --files")
+    demo, *others = found
+    pictures = Step("photos/: 48 crops of the two photographs of scikit-learn", "python crops.py")
+    return [demo, pictures, code, *others, Step("the code of docs/guide/tutorial.md", "python tutorial.py")]
+
+
+def run(step: Step, folder: Path, environment: dict[str, str]) -> Outcome:
+    """Run a step once, and keep what it printed."""
+    print(f"$ {step.command}", file=sys.stderr, flush=True)
     begin = time.perf_counter()
     done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )  # typed by us, from our own README
+        step.command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip  # from our own documents
     seconds = time.perf_counter() - begin
-    shown = [line for line in done.stdout.splitlines() if line.strip()]
     print(f"  exit {done.returncode} after {seconds:.0f} s", file=sys.stderr, flush=True)
-    return {"command": command, "code": done.returncode, "seconds": round(seconds, 1), "printed": shown[-12:],
-            "errors": done.stderr.strip().splitlines()[-3:] if done.returncode else []}  # fmt: skip
+    return Outcome(step, done.returncode, seconds, done.stdout.strip(), done.stderr.strip())
+
+
+def page(outcomes: list[Outcome], left_out: list[Step], words: list[str]) -> str:
+    """Return the page: a table of all steps, and what each printed."""
+    total = sum(o.seconds for o in outcomes)
+    failed = [o for o in outcomes if o.code]
+    goals = "the goal is met" if total <= _GOAL and not failed else "the goal is missed"
+    lines = [
+        "# The first ten minutes",
+        "",
+        "**Question.** Does everything work for a newcomer, at the first try and with all defaults?",
+        "",
+        f"**Conclusion.** {len(outcomes) - len(failed)} of {len(outcomes)} steps ended with exit code 0. They took "
+        f"{total / 60:.1f} minutes, with the installation. The goal is: no failure, no second try, under "
+        f"{_GOAL // 60} minutes; {goals}.",
+        "",
+        "| step | seconds | exit code |",
+        "|---|---|---|",
+        *(f"| {_cell(o.step.name)} | {o.seconds:.0f} | {o.code} |" for o in outcomes),
+        "",
+        *(f"Left out: {_cell(step.name)}, which {step.left_out}.\n" for step in left_out),
+        "## What was printed",
+        "",
+    ]
+    for o in outcomes:
+        if o.output or o.code:
+            shown = o.output if o.code == 0 else f"{o.output}\n{o.errors}".strip()
+            lines += [f"### {_cell(o.step.name)}", "", "```text", shown, "```", ""]
+    command = shlex.join(["python", "benchmarks/first_ten_minutes.py", *words])
+    machine = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+    lines += [
+        "## Method",
+        "",
+        f"{machine}. A new clone, a new environment and empty caches; packages come from the package index or pip's "
+        "cache. The commands are read from the README and the code from the tutorial, and each is run once.",
+        "",
+        "```bash",
+        command,
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(name: str) -> str:
+    return f"`{name}`" if name.startswith(("dsa-hw", "make", "python", "git")) else name
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="a folder that does not exist yet")
-    parser.add_argument("--out", type=Path, default=Path("first_ten_minutes.json"))
+    parser.add_argument("--page", type=Path, help="where to write the page")
+    parser.add_argument("--json", type=Path, help="where to write all output")
+    parser.add_argument("--offline", action="store_true", help="leave out what needs a download of weights")
+    parser.add_argument("--files", type=Path, metavar="DIR", help="files that the README's Python code reads")
     args = parser.parse_args()
     args.folder.mkdir(parents=True)
     folder = args.folder.resolve()
     clone = folder / "dsa_hw"
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"DSA_HW_CACHE": str(folder / "cache"), "PATH": f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"}
-    rows = [timed(f"git clone --quiet {_REPOSITORY} dsa_hw", folder, environment)]
-    rows.append(timed("make demo", clone, environment))
-    left = {}
-    for command in readme_commands((clone / "README.md").read_text()):
-        need = next((why for mark, why in _NEEDS.items() if mark in command), None)
-        if need is not None:
-            left[command] = f"needs {need}"
-        elif command.startswith("dsa-hw verify small/") and not (clone / "small").exists():
-            rows.append(timed("dsa-hw allocate --model resnet18 --budget latency=50% --out small/", clone, environment))
-            rows.append(timed(command, clone, environment))
-        else:
-            rows.append(timed(command, clone, environment))
-    rows[0]["command"] = "git clone"
-    total = sum(row["seconds"] for row in rows)
-    found = {"date": time.strftime("%Y-%m-%d"), "seconds": round(total), "commands": rows, "left out": left}
-    text = json.dumps(found, indent=1).replace(str(folder), "FOLDER")
-    args.out.write_text(text + "\n")
-    for row in rows:
-        print(f"{row['seconds']:7.1f} s  exit {row['code']}  {row['command']}")
-    failed = sum(row["code"] != 0 for row in rows)
-    print(f"{total / 60:.1f} minutes (goal: {_GOAL / 60:.0f}); {failed} of {len(rows)} commands failed")
+    outcomes = [run(Step("git clone", f"git clone --quiet {_REPOSITORY} dsa_hw"), folder, environment)]
+    steps = steps_of(clone, args.offline, args.files)
+    outcomes += [run(step, clone, environment) for step in steps if step.command]
+    if args.page:
+        text = page(outcomes, [step for step in steps if not step.command], sys.argv[1:])
+        args.page.write_text(text.replace(str(folder), "FOLDER"))
+    if args.json:
+        rows = [
+            {"step": o.step.name, "code": o.code, "seconds": o.seconds, "output": o.output, "errors": o.errors}
+            for o in outcomes
+        ]
+        args.json.write_text(json.dumps(rows, indent=1))
+    for o in outcomes:
+        print(f"{o.seconds:7.1f} s  exit {o.code}  {o.step.name}")
+    failed = sum(o.code != 0 for o in outcomes)
+    total = sum(o.seconds for o in outcomes)
+    print(f"{total / 60:.1f} minutes (goal: {_GOAL / 60:.0f}); {failed} of {len(outcomes)} steps failed")
     return int(failed > 0 or total > _GOAL)
 
 

@@ -92,15 +92,16 @@ def settings_of(args: argparse.Namespace) -> ExperimentSettings:
 
 
 def model_and_inputs(
-    args: argparse.Namespace, shape: tuple[int, ...] | None = None
+    args: argparse.Namespace, shape: tuple[int, ...] | None = None, weights: str | None = None
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return the model of ``--model`` with inputs of the shape of ``--input``, or else of ``shape``."""
+    """Return the model of ``--model`` with ``weights``, and inputs of the shape of ``--input``, or else of ``shape``."""
     from dsa_hw.zoo.models import load_model, parse_shape
 
     return load_model(
         args.model,
         parse_shape(args.input) if args.input else shape,
         pretrained=args.pretrained,
+        weights=weights,
         classes=args.classes,
     )
 
@@ -132,16 +133,9 @@ def load_dense(args: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], Da
     """
     import torch
 
-    from dsa_hw.utils.modules import load_weights
-    from dsa_hw.utils.weights import read_weights
-
-    if args.pretrained and args.weights:
-        raise ModelError("Give --pretrained or --weights, not both.")
     data = load_named_data(args)
     torch.manual_seed(args.seed)
-    model, inputs = model_and_inputs(args, data.shape if data else None)
-    if args.weights:
-        load_weights(model, read_weights(args.weights), args.model)
+    model, inputs = model_and_inputs(args, data.shape if data else None, args.weights)
     if data is not None and data.classes is not None:
         _check_outputs(model, inputs, data, args)
     return model, inputs, data

@@ -73,14 +73,9 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure again, and print the certificate then and now."""
-    from dsa_hw.utils.modules import load_weights
-    from dsa_hw.utils.weights import read_weights
-
     plan = dsa_hw.Plan.load(args.plan)
     dsa_hw.Certificate.from_dict(plan.certificate)  # a damaged one is refused before the model is loaded
-    model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None)
-    if args.dense_weights:
-        load_weights(model, read_weights(args.dense_weights), args.model)
+    model, inputs = model_and_inputs(args, plan.inputs[0] if len(plan.inputs) == 1 else None, args.dense_weights)
     data = load_named_data(args)
     found = dsa_hw.verify(
         args.plan,

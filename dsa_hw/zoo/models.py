@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def load_model(
     *,
     imports: bool = True,
     pretrained: bool = False,
+    weights: str | Path | None = None,
     classes: int | None = None,
 ) -> tuple[nn.Module, tuple[Any, ...]]:
     """Build a network by name.
@@ -80,6 +82,7 @@ def load_model(
             file: a file must not choose which code runs, nor what is read.
         pretrained: Whether to load the default weights of torchvision, or those of the timm tag or the repository, from
             the caches of these libraries or from the network.
+        weights: A file to load weights from, as with ``--weights``: .safetensors, or what ``torch.save`` wrote.
         classes: Number of outputs; the network's own where it is not given. With ``pretrained``, a last layer of
             another size keeps its random weights.
 
@@ -87,8 +90,8 @@ def load_model(
         The network in evaluation mode, and a tuple of example inputs.
 
     Raises:
-        ModelError: The name is unknown, there are no pretrained weights, or the factory cannot be imported or does not
-            return a network.
+        ModelError: The name is unknown, there are no pretrained weights, ``weights`` are those of another network, or
+            the factory cannot be imported or does not return a network.
         MissingDependencyError: timm is not installed.
 
     Example:
@@ -96,6 +99,8 @@ def load_model(
         >>> tuple(image.shape)
         (1, 3, 32, 32)
     """
+    if pretrained and weights is not None:
+        raise ModelError("Give --pretrained or --weights, not both.")
     example: tuple[Any, ...] | None = None
     if is_onnx(name):
         if not imports:
@@ -126,6 +131,8 @@ def load_model(
         if math.prod(shape) > _MOST_NUMBERS:
             raise ModelError(f"An input may have at most {_MOST_NUMBERS:.0e} numbers; got a shape of {shape}.")
         example = (torch.randn(shape, generator=torch.Generator().manual_seed(0)),)
+    if weights is not None:
+        load_weights(model, read_weights(weights), name)
     return model.eval(), example
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,17 @@ def test_torchvision_network_takes_the_requested_input() -> None:
     model, inputs = load_model("resnet18", (2, 3, 32, 32))
     assert not model.training
     assert model(*inputs).shape == (2, 1000)
+
+
+def test_weights_are_those_of_the_file(tmp_path: Path) -> None:
+    trained, (image,) = load_model("resnet8")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in trained.state_dict().items()}}, tmp_path / "resnet8.th")
+    model, _ = load_model("resnet8", weights=tmp_path / "resnet8.th")
+    assert torch.equal(model(image), trained(image))
+    with pytest.raises(ModelError, match="not both"):
+        load_model("resnet18", pretrained=True, weights=tmp_path / "resnet8.th")
+    with pytest.raises(ModelError, match="do not fit resnet20"):
+        load_model("resnet20", weights=tmp_path / "resnet8.th")
 
 
 @pytest.mark.parametrize("name", SMALL)
