@@ -94,7 +94,7 @@ def settings_of(args: argparse.Namespace) -> ExperimentSettings:
 def model_and_inputs(
     args: argparse.Namespace, shape: tuple[int, ...] | None = None, weights: str | None = None
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return the model of ``--model`` with ``weights``, and inputs of the shape of ``--input``, or else of ``shape``."""
+    """Return the model of ``--model`` with ``weights``; its inputs have the shape of ``--input``, or else ``shape``."""
     from dsa_hw.zoo.models import load_model, parse_shape
 
     return load_model(
