@@ -124,8 +124,7 @@ class Case:
 
     def images(self, seed: int) -> UnlabelledSet | None:
         """Training images without labels and augmentation, for the refit."""
-        plain = replace(self.data(seed).train, augment=0, flip=False)
-        return unlabelled_set(self.model, self.inputs, plain, seed=seed, listener=lambda *_: None)
+        return unlabelled_set(self.model, self.inputs, self.data(seed).train, seed=seed, listener=lambda *_: None)
 
     def ranking(self, seed: int) -> list[Any]:
         """Fisher information of every channel: the order in which all methods search with ``--order``."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dsa_hw.training.fingerprints import first_batch
+from dsa_hw.training.loaders import without_augmentation
 
 __all__ = ["inputs_in", "loader_inputs", "possible_inputs"]
 
@@ -65,8 +66,9 @@ def _named_inputs(batch: Mapping[str, Any], model: nn.Module) -> Iterator[Any]:
 def loader_inputs(loader: Iterable[Any], model: nn.Module, example: tuple[Any, ...]) -> Iterable[Any] | None:
     """Return batches of positional inputs, to be read any number of times; None where batches do not show them.
 
-    A loader that can be read only once is returned as it is.
+    Augmentation is left out where the loader can do that. A loader that can be read only once is returned as it is.
     """
+    loader = without_augmentation(loader)
     batch = first_batch(loader)
     if batch is None:
         return loader

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dsa_hw.errors import DsaError, ModelError, TrainingError
 from dsa_hw.methods.synthetic import synthetic_inputs
 from dsa_hw.pipeline.quality import Source
-from dsa_hw.training.loaders import unlabelled
+from dsa_hw.training.loaders import unlabelled, without_augmentation
 from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.training.synthesis import can_match_statistics, match_statistics, statistics_distance
 from dsa_hw.training.workload import Workload, measure_workload
@@ -109,7 +109,7 @@ def unlabelled_set(
         listener("reading images", 0.0)
         tensors: tuple[Tensor, ...] = (_from_folder(model, as_path(images, "images"), example_inputs, most, seed),)
     else:
-        tensors = unlabelled(images, most, device_of(model))
+        tensors = unlabelled(without_augmentation(images), most, device_of(model))
     return _divided(tensors, limit, "images without labels")
 
 

@@ -66,6 +66,10 @@ class Batches:
         whole, rest = divmod(len(self.images), self.batch)
         return max(whole, 1) if self.shuffle else whole + bool(rest)
 
+    def plain(self) -> Batches:
+        """Return the same batches without augmentation."""
+        return replace(self, augment=0, flip=False)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of one epoch."""
         rng = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)

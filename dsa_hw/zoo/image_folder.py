@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -117,6 +118,12 @@ class ImageBatches:
         """Return the number of batches of an epoch."""
         whole, rest = divmod(len(self.files), self.batch)
         return max(whole, 1) if self.augment else whole + bool(rest)
+
+    def plain(self) -> ImageBatches:
+        """Return the same pictures without augmentation; what cannot be read is listed in the same ``skipped``."""
+        found = copy.copy(self)
+        found.augment = False
+        return found
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of one epoch.

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 import dsa_hw
 from dsa_hw.errors import ModelError, TrainingError
 from dsa_hw.pipeline import unlabelled
+from dsa_hw.pipeline.model_inputs import loader_inputs
 from dsa_hw.pipeline.unlabelled import NORMALISATIONS, UnlabelledSet, normalised, unlabelled_set
 from dsa_hw.training.synthesis import statistics_distance
 from dsa_hw.training.workload import measure_workload
+from dsa_hw.zoo.data import Batches
 
 EXAMPLE = (torch.zeros(1, 3, 8, 8),)
 
@@ -49,6 +51,17 @@ def made(model: nn.Module, images: Any = None, seed: int = 0, seen: list[str] | 
     )
     assert found is not None
     return found
+
+
+def test_augmentation_of_our_loaders_is_left_out() -> None:
+    pixels = torch.randint(0, 256, (40, 8, 8, 3), dtype=torch.uint8)
+    loader = Batches(pixels, torch.arange(40), 8, (0.0,) * 3, (1.0,) * 3, shuffle=True, augment=3, flip=True)
+    wanted = {tuple(image.flatten().tolist()) for image in pixels}
+    for images in (loader, loader_inputs(loader, network(), EXAMPLE)):
+        found = made(network(), images)
+        seen = torch.cat([*found.used, *found.held_out]).mul(255).round().byte().permute(0, 2, 3, 1)
+        assert {tuple(image.flatten().tolist()) for image in seen} == wanted
+    assert loader.epoch == 0, "training begins with the same order as without"
 
 
 def test_held_out_inputs_are_others_than_those_that_are_used() -> None:

@@ -63,6 +63,16 @@ def test_order_and_augmentation_do_not_depend_on_workers(folder: Path, workers: 
     assert torch.equal(next(iter(plain))[0], first[0][0])
 
 
+def test_plain_images_are_the_files_without_augmentation(folder: Path) -> None:
+    files = find_images(folder)
+    loader = ImageBatches(files, range(len(files)), SMALL, 4, shuffle=True, augment=True)
+    images = torch.cat([images for images, _ in loader.plain()])
+    expected = torch.cat([images for images, _ in ImageBatches(files, range(len(files)), SMALL, 4)])
+    assert len(images) == len(files), "a last batch that is not full is no longer left out"
+    assert torch.equal(images.flatten(1).sum(1).sort().values, expected.flatten(1).sum(1).sort().values)
+    assert (loader.augment, loader.epoch) == (True, 0)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_damaged_images_are_skipped_and_counted(folder: Path, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     bad = damage(folder)
