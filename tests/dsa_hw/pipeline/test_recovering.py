@@ -63,6 +63,17 @@ def test_images_bring_the_outputs_closer_to_the_dense_network() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the user's network is not changed"
 
 
+def test_refit_keeps_the_variances_that_its_targets_are_normalised_with() -> None:
+    """Those of the network as cut belong to other outputs than the refitted ones."""
+    model, images = trained()
+    result = allocate(model, images=[images], recovery="refit")
+    assert "refitted" in result.recovery
+    variances = {name: value for name, value in model.state_dict().items() if name.endswith("running_var")}
+    for name, value in result.model.state_dict().items():
+        if name in variances:
+            assert torch.isin(value, variances[name]).all(), name
+
+
 def test_inputs_of_a_loader_are_used_and_the_result_says_so() -> None:
     model, images = trained()
     with torch.no_grad():
