@@ -73,21 +73,24 @@ def recover_network(
         return "" if level == "none" else (
             "No recovery: without images it needs batch norms with the statistics of trained weights."
         )  # fmt: skip
+    dense, small = problem.model, found.model
+    as_cut = copy.deepcopy(small)  # the refit makes outputs fit the dense network's statistics, which this still has
     if unlabelled.is_real:
-        recalibrate(found.model, _pairs(unlabelled.used))
+        recalibrate(small, _pairs(unlabelled.used))
     if level == "none":
         return ""
     begin = time.monotonic()
-    dense, small = problem.model, found.model
     done = []
     try:
-        if _kept(dense, small, unlabelled, lambda new: _refit(problem, found, new, unlabelled, listener)):
+        _refit(problem, found, as_cut, unlabelled, listener)
+        if _replaced(dense, small, unlabelled, as_cut):
             done.append("refitted")
         steps = _distillation_steps(problem.model, problem.example_inputs) if level == "distil" else 0
-        if steps and _kept(
-            dense, small, unlabelled, lambda new: _distil(problem, new, unlabelled, steps, listener)
-        ):  # fmt: skip
-            done.append("distilled")
+        if steps:
+            trained = copy.deepcopy(small)
+            _distil(problem, trained, unlabelled, steps, listener)
+            if _replaced(dense, small, unlabelled, trained):
+                done.append("distilled")
     except DsaError as error:
         _log.warning("The network was not recovered: %s", error)
         return f"No recovery: {error}"
@@ -142,10 +145,8 @@ def _distillation_steps(model: nn.Module, inputs: tuple[Any, ...]) -> int:
     return 0 if steps < _FEWEST else min(steps, _STEPS)
 
 
-def _kept(dense: nn.Module, small: nn.Module, unlabelled: UnlabelledSet, change: Callable[[nn.Module], None]) -> bool:
-    """Change a copy, and keep it if its outputs on held-out inputs are closer to the dense network's."""
-    new = copy.deepcopy(small)
-    change(new)
+def _replaced(dense: nn.Module, small: nn.Module, unlabelled: UnlabelledSet, new: nn.Module) -> bool:
+    """Give ``small`` the weights of ``new`` if its outputs on held-out inputs are closer to the dense network's."""
     others = unlabelled.held_out
     with torch.no_grad(), evaluating(dense), evaluating(small), evaluating(new):
         wanted = dense(*others)
