@@ -22,7 +22,7 @@ import itertools
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from torch import nn
 import budgets
 from dsa_hw import find_groups
 from dsa_hw.channels import ChannelGroups, masked, select_channels
+from dsa_hw.experiments.dense import rewind
 from dsa_hw.methods.baselines.morphnet import allocate_morphnet, train_morphnet
 from dsa_hw.methods.baselines.ssl import allocate_ssl, train_ssl
 from dsa_hw.methods.costs import CostSet
@@ -98,7 +99,7 @@ class Case:
     """A trained network, its groups, its FLOPs and the data."""
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], args: argparse.Namespace) -> None:
-        self.model = model.to(memory_format=torch.channels_last)
+        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.groups: ChannelGroups = find_groups(model, inputs)
         self.flops = budgets.flops(self.groups)
         self.dense = float(self.flops.value(torch.ones(len(self.groups), dtype=torch.float64)))
@@ -114,7 +115,7 @@ class Case:
 
     def problem(self, budget: float, seed: int, method: str = "", **changes: Any) -> Problem:
         found = self.data(seed)
-        found.train.epoch = found.val.epoch = 0
+        rewind(found.train, found.val)
         costs = CostSet([self.flops], self.groups.sizes, [budget * self.dense])
         problem = Problem(
             self.model, self.groups, costs, self.inputs, train=found.train, val=found.val,
@@ -153,14 +154,15 @@ class Case:
         """
         found = self.data(seed)
         row: dict[str, Any] = {}
-        found.train.epoch = 0
+        rewind(found.train)
         if cut is None:
-            recalibrate(network.to(memory_format=torch.channels_last), found.train, 10, "bf16")
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            recalibrate(network, found.train, 10, "bf16")
         else:
             begin = time.process_time()
             recover_network(self.problem(1.0, seed), cut, self.images(seed), "refit", lambda *_: None)
             row["recover_cpu_s"] = time.process_time() - begin
-        network = network.to(memory_format=torch.channels_last)
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         row["before"], row["val_before"] = accuracy(network, found.test), accuracy(network, found.val)
         begin = time.process_time()
         if epochs:
@@ -179,7 +181,8 @@ class Taught:
     Batches depend on seed and epoch only, so that the logits are computed once and shared by all methods and budgets.
     """
 
-    def __init__(self, loader: data.Batches, teacher: nn.Module, known: dict[tuple[int, int], list[torch.Tensor]]):
+    def __init__(self, loader: Iterable[Any], teacher: nn.Module, known: dict[tuple[int, int], list[torch.Tensor]]):
+        assert isinstance(loader, data.Batches)
         self.loader, self.teacher, self.known = loader, teacher, known
 
     def __len__(self) -> int:
@@ -378,7 +381,8 @@ def scratch(args: argparse.Namespace) -> None:
                     raise SystemExit(f"dsa:widths needs the run of dsa with seed {seed}; name dsa before it.")
                 widths = np.array([known[0]["widths"][name] for name in groups.names])
                 proposal = Proposal(widths / groups.sizes, model)
-            model = realise(case.problem(budget, seed), proposal, widths).model.to(memory_format=torch.channels_last)
+            model = realise(case.problem(budget, seed), proposal, widths).model
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             groups = find_groups(model, case.inputs)
         limit = budget * case.dense if allocates else 2.0 * case.dense  # the others have nothing to allocate
         trainer = Trainer(
@@ -401,7 +405,7 @@ def paper(args: argparse.Namespace) -> None:
     Each run has a folder in ``--cache`` and is continued after an interruption. ``--smoke``: a few steps of each stage.
     """
     book = Book(args.out)
-    short = {"warm_up": 0.02, "allocation": 0.1, "finetune": 0.02, "milestones": ()} if args.smoke else {}
+    short: dict[str, Any] = {"warm_up": 0.02, "allocation": 0.1, "finetune": 0.02, "milestones": ()}
     precision = "bf16" if args.device == "cpu" else "fp32"
     runs = [("dense", 1.0), *((m, b) for b in (0.75, 0.5, 0.333) for m in ("dsa", "uniform"))]
     for name, (method, budget) in itertools.product(args.models, runs):
@@ -427,7 +431,7 @@ def paper(args: argparse.Namespace) -> None:
         folder = args.cache / "-".join(map(str, ("paper", name, method, budget, args.seed, args.smoke)))
         trainer = Trainer(
             model.to(args.device), groups, CostSet([cost], groups.sizes, [limit]), first, found.val,
-            Recipe.paper(precision=precision, **short), finetune=found.whole,
+            Recipe.paper(precision=precision, **(short if args.smoke else {})), finetune=found.whole,
             test=found.test, folder=folder, progress=True, seed=args.seed,
         )  # fmt: skip
         trained = trainer.run()

@@ -67,12 +67,12 @@ def _allocation_only(rows: pd.DataFrame, path: Path) -> None:
                 if method != "dsa":
                     mean, half, count = paired(cells["dsa"], cells[method])
                     lead = f"{mean:+.2f}" + (f" ± {half:.2f}" if count > 1 else "")
-                    name = f"{NETWORKS[str(study)]}, {100 * float(budget):.0f}%, {title}: {method} ({count})"
+                    name = f"{NETWORKS[str(study)]}, {100 * float(str(budget)):.0f}%, {title}: {method} ({count})"
                     leads.append((name, mean, half))
                 seeds = ", ".join(f"{one:.2f}" for one in found)
                 lines.append([method, f"{found.mean():.2f}", seeds, lead])
             head = ["method", "mean [%]", "by seed [%]", "lead of dsa [points], 95% interval"]
-            where = f"{study} at {100 * float(budget):.0f}% FLOPs, {title}"
+            where = f"{study} at {100 * float(str(budget)):.0f}% FLOPs, {title}"
             print(f"\nallocation only: {where}\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
     if not leads:
         return
@@ -91,7 +91,7 @@ def _product(rows: pd.DataFrame) -> None:
     """DSA as it ships."""
     lines = []
     for (study, budget), part in rows.sort_values("seed").groupby(["study", "budget"]):
-        cells = [NETWORKS[str(study)], f"{100 * float(budget):.0f}%"]
+        cells = [NETWORKS[str(study)], f"{100 * float(str(budget)):.0f}%"]
         for name in ("before", "accuracy"):
             found = 100 * part.dropna(subset=[name]).drop_duplicates("seed")[name] if name in part else pd.Series()
             seeds = ", ".join(f"{one:.2f}" for one in found)
@@ -108,6 +108,7 @@ def _table(study: str, part: pd.DataFrame) -> None:
             {"accuracy": ["mean", "std", list], "before": "mean", "allocate_cpu_s": "mean"}
         )
         lines = []
+        line: Any  # a row with two levels of names
         for method, line in found.sort_values(("accuracy", "mean"), ascending=False).iterrows():
             seeds = ", ".join(f"{100 * a:.2f}" for a in line["accuracy", "list"])
             mean, spread = 100 * line["accuracy", "mean"], 100 * line["accuracy", "std"]
@@ -115,7 +116,9 @@ def _table(study: str, part: pd.DataFrame) -> None:
             before, seconds = 100 * line["before", "mean"], line["allocate_cpu_s", "mean"]
             lines.append([method, shown, seeds, f"{before:.1f}", f"{seconds:.0f}"])
         head = ["method", "accuracy (deviation) [%]", "by seed", "before [%]", "CPU s to allocate"]
-        print(f"\n{study} at {100 * float(budget):.0f} % FLOPs\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n")
+        print(
+            f"\n{study} at {100 * float(str(budget)):.0f} % FLOPs\n\n{_markdown(pd.DataFrame(lines, columns=head))}\n"
+        )
 
 
 def _scratch_table(study: str, part: pd.DataFrame) -> None:

@@ -31,6 +31,7 @@ from dsa_hw.zoo.models import load_model
 from profilers import profile
 from profilers.networks.builder import ConfigurationBuilder
 from profilers.targets import resolve
+from profilers.targets.ethos_u import EthosU
 
 RESULTS = Path(__file__).parent / "results" / "ethos_u.json"
 
@@ -64,6 +65,7 @@ def main() -> None:
     table = found.table
     flops, params = FlopsBudget("50%").cost(groups), ParamsBudget("50%").cost(groups)
     target = resolve(args.device)
+    assert isinstance(target, EthosU), f"--device must be an Ethos-U, got {args.device}"
     builder = ConfigurationBuilder(model, groups, inputs, target)
     grid = np.asarray([found.grid[name] for name in groups.names])
     one = np.ones(len(groups))
@@ -109,8 +111,8 @@ def main() -> None:
         note("flops", share, divide(flops, share * float(flops.value(torch.tensor(one)))))
         note("flops, equal latency", share, within(flops, float(flops.value(torch.tensor(one))), share))
         note("latency", share, within(latency, dense, share))
-    found = target.estimate(builder.artefact(builder.kept(groups.sizes)), inputs)
-    flash = sum(o["cycles"] for o in found["operations"] if _memory_bound(o)) / found["cycles"]
+    estimate = target.estimate(builder.artefact(builder.kept(groups.sizes.tolist())), inputs)
+    flash = sum(o["cycles"] for o in estimate["operations"] if _memory_bound(o)) / estimate["cycles"]
     about = {
         "target": found.target,
         "estimated": found.estimated,
@@ -120,7 +122,7 @@ def main() -> None:
         "configurations": len(table),
         "holdout_error": [float(errors.median()), float(errors.max())],
         "memory_bound_share_of_cycles": flash,
-        "memory": found["memory"],
+        "memory": estimate["memory"],
         "sizes": groups.sizes.tolist(),
         "names": list(groups.names),
         "rows": rows,
@@ -132,14 +134,14 @@ def main() -> None:
     print({k: v for k, v in about.items() if k not in ("rows", "sizes", "names")})
     print(shown.round(1).to_string(index=False))
     if args.plot:
-        draw(about, found, args.plot)
+        draw(about, estimate, args.plot)
 
 
 def _memory_bound(operation: dict[str, Any]) -> bool:
     return max(operation["busy"], key=operation["busy"].get, default="npu") not in ("npu", "sram")
 
 
-def draw(about: dict[str, Any], found: dict[str, Any], path: Path) -> None:
+def draw(about: dict[str, Any], estimate: dict[str, Any], path: Path) -> None:
     """Left: cycles against multiply-adds of every operation. Right: what half a budget keeps of every group."""
     from matplotlib.figure import Figure
 
@@ -149,7 +151,7 @@ def draw(about: dict[str, Any], found: dict[str, Any], path: Path) -> None:
         (False, "#1f618d", "multipliers or SRAM"),
         (True, "#b03a2e", "weights from flash or DRAM"),
     ):
-        part = [o for o in found["operations"] if _memory_bound(o) is bound and o["macs"]]
+        part = [o for o in estimate["operations"] if _memory_bound(o) is bound and o["macs"]]
         x, y = [1e-6 * o["macs"] for o in part], [1e-3 * o["cycles"] for o in part]
         left.scatter(x, y, s=16, color=colour, label=label)
     left.set(

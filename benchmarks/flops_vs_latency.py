@@ -42,6 +42,7 @@ import profilers
 from budgets import LatencyBudget
 from dsa_hw import allocate, find_groups
 from dsa_hw.channels import shrink
+from dsa_hw.experiments.dense import rewind
 from dsa_hw.experiments.equal_latency import match_latency
 from dsa_hw.methods.costs import CostSet
 from dsa_hw.methods.problem import Problem, Proposal, Realised
@@ -49,6 +50,7 @@ from dsa_hw.methods.registry import solve
 from dsa_hw.pipeline.meters import DENSE, DeviceMeter, rules_for
 from dsa_hw.pipeline.options import ProfileOptions
 from dsa_hw.pipeline.recovering import recover_network
+from dsa_hw.pipeline.unlabelled import unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.finetune import finetune
 from dsa_hw.training.metrics import accuracy
@@ -134,7 +136,7 @@ def dense_network(name: str, args: argparse.Namespace) -> nn.Module:
     kept = args.work / f"{name}-{args.dense_epochs:g}.pt"
     if not kept.exists():
         images = datasets.load_data("cifar10", args.data, seed=0)
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         finetune(
             model, images.train, args.dense_epochs, lr=0.1, warm_up=0.2, precision="bf16", progress=True,
             folder=args.work / f"{name}-unfinished",
@@ -177,13 +179,14 @@ def decide(network: Network, seed: int, share: float, args: argparse.Namespace) 
     made: dict[str, nn.Module] = {}
     choices: dict[str, Any] = {}
     for text, method in ((OURS, "dsa"), (FLOPS, "dsa"), (UNIFORM, "uniform")):
-        images.val.epoch = 0
+        rewind(images.val)
         found = allocate(
             network.dense, LatencyBudget(f"{share:g}%"), example_inputs=network.inputs, val=images.val, target=TARGET,
             method=flops_proposal(network, images, seed, share / 100) if text == FLOPS else method, seed=seed,
             options={"precision": "bf16"} if method == "dsa" else {},
             profiling=ProfileOptions(source=network.cost, rules=network.rules, time_limit=90.0, name=network.name),
         )  # fmt: skip
+        assert found.proposal is not None
         made[text] = found.model
         choices[text] = {
             "kept": [np.asarray(u).tolist() for u in found.plan.kept],
@@ -219,7 +222,7 @@ def flops_proposal(network: Network, images: Any, seed: int, share: float) -> Pr
     alpha = np.full(len(network.groups), share)
     for _ in range(2):
         limit = match_latency(alpha, sizes, flops, lambda w: float(latency.at_widths(w)[0]), aim, network.grid).limit
-        images.val.epoch = 0
+        rewind(images.val)
         costs = CostSet([flops], sizes, [limit])
         problem = Problem(
             network.dense, network.groups, costs, network.inputs, network.grid, val=images.val, seed=seed,
@@ -317,8 +320,9 @@ def train(network: Network, seed: int, share: float, args: argparse.Namespace) -
                 widths = np.array([len(units) for units in kept])
                 costs = CostSet([budgets.flops(network.groups)], network.sizes)
                 problem = Problem(network.dense, network.groups, costs, network.inputs, seed=seed)
-                recover_network(problem, Realised(widths, kept, model), images.train, "refit", lambda *_: None)
-            model = model.to(memory_format=torch.channels_last)
+                given = unlabelled_set(network.dense, network.inputs, images.train, seed=seed, listener=lambda *_: None)
+                recover_network(problem, Realised(widths, kept, model), given, "refit", lambda *_: None)
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if not recovers:
                 recalibrate(model, images.train, 10, "bf16")
             before = accuracy(model, images.test)

@@ -562,10 +562,11 @@ def _make_cifar(path: Path) -> None:
 
 
 def _read_cifar(path: Path) -> Any:
-    from dsa_hw.zoo.data import load_data
+    from dsa_hw.zoo.data import Batches, load_data
 
     data = load_data("cifar10", path)
-    return [part for loader in (data.train, data.val, data.test) for part in (loader.images, loader.labels)]
+    loaders = [loader for loader in (data.train, data.val, data.test) if isinstance(loader, Batches)]
+    return [part for loader in loaders for part in (loader.images, loader.labels)]
 
 
 def _make_sittings(path: Path) -> None:

@@ -218,8 +218,8 @@ def networks(x: np.ndarray, y: np.ndarray, count: int = 300) -> dict[str, dict[i
         for n in TRAIN[1:]:
             errors = []
             for repeat in range(3):
-                rows = np.random.default_rng(repeat).choice(pool, n, replace=False)
-                model = fitted(x[rows], y[rows])
+                taken = np.random.default_rng(repeat).choice(pool, n, replace=False)
+                model = fitted(x[taken], y[taken])
                 errors += [abs(float(model.predict(x[r]).sum() / y[r].sum()) - 1) for r in drawn]
             found[name][n] = {"mape": float(np.mean(errors)), "within_10": float(np.mean(np.array(errors) <= 0.1))}
     return found
@@ -268,7 +268,7 @@ def profiles(x: np.ndarray, y: np.ndarray, gpu: str) -> dict[str, Any]:
     overhead = overhead_of(recorded, x) - recorded.coef_[0]
     trees = HistGradientBoostingRegressor(max_iter=400, learning_rate=0.05, min_samples_leaf=5, random_state=0)
     trees.fit(np.log(x[:, :4]), np.log(np.maximum(y - overhead, 0.01)))
-    result = {}
+    result: dict[str, dict[str, Any]] = {}
     for name in RESNETS:
         groups: ChannelGroups = find_groups(*load_model(name, (32, 3, 224, 224)))
         shapes, _ = kernel_shapes(groups)

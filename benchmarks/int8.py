@@ -144,28 +144,27 @@ def again(name: str, runtime: str, amount: str, args: argparse.Namespace) -> dic
 
 def accuracy(runtime: str, args: argparse.Namespace) -> dict[str, Any]:
     """The trained ResNet-20 in int8 on the test images, in the runtime itself."""
-    model, found = trained(args)
+    model, inputs, found = trained(args)
     images = unlabelled(found.train, 128, torch.device("cpu"))
-    network = quantise_network(model, (torch.zeros(found.shape),), resolve(f"{runtime} int8-u8"), batches=[images])
+    network = quantise_network(model, inputs, resolve(f"{runtime} int8-u8"), batches=[images])
     quality = measure_quality(model, network, found.test, source="test data")
     assert quality.value is not None
     assert quality.dense is not None
     return {"accuracy": asdict(quality.value), "dense": asdict(quality.dense), "bytes": len(network.content)}
 
 
-def trained(args: argparse.Namespace) -> tuple[torch.nn.Module, Data]:
-    """ResNet-20 with published weights, and CIFAR-10."""
+def trained(args: argparse.Namespace) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], Data]:
+    """ResNet-20 with published weights, its inputs, and CIFAR-10."""
     found = load_data("cifar10", args.data / "cifar10.npz")
-    model, _ = models.load_model("resnet20_a", found.shape)
+    model, inputs = models.load_model("resnet20_a", found.shape)
     state = torch.load(args.weights / "resnet20-12fca82f.th", map_location="cpu", weights_only=True)["state_dict"]
     model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
-    return model.eval(), found
+    return model.eval(), inputs, found
 
 
 def cifar(budget: str, precision: str, args: argparse.Namespace) -> dict[str, Any]:
     """Prune a trained ResNet-20 without labels (refit), and say its accuracy on the test images."""
-    model, found = trained(args)
-    inputs = (torch.zeros(found.shape),)
+    model, inputs, found = trained(args)
     runtime = "onnxruntime/cpu"
     target = resolve_for(model, inputs, runtime, precision=precision)
     begin = time.perf_counter()

@@ -47,11 +47,11 @@ def work(network: str, width: float, resolution: int) -> pd.Series[float]:
     """Multiply-adds and bytes of a network by class."""
     model = mobilenet_v1(width) if network == "mobilenet_v1" else torchvision.models.mobilenet_v2(width_mult=width)
     groups = find_groups(model.eval(), (torch.zeros(1, 3, resolution, resolution),))
-    found = {}
+    found: dict[str, float] = {}
     for granularity in ("coarse", "classes"):
         phi = budgets.physics_features(groups, granularity)
         found |= {f"{granularity}: {name}": float(dense) for name, dense in zip(phi.names, phi.dense, strict=True)}
-    return pd.Series(found)
+    return pd.Series(found, dtype=float)
 
 
 def phones() -> dict[str, dict[str, float]]:

@@ -24,6 +24,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from dsa_hw.channels import masked
+from dsa_hw.experiments.dense import rewind
 from dsa_hw.methods.problem import Problem, Proposal, realise
 from dsa_hw.pipeline.recovering import recover_network
 from dsa_hw.training.batchnorm import recalibrate
@@ -84,13 +85,13 @@ def run(args: argparse.Namespace) -> None:
         widths = np.array([row["widths"][name] for name in case.groups.names])
         ranking = order(case, row["method"], seed)
         cut = realise(problem, Proposal(widths / case.groups.sizes, case.model, ranking), widths)
-        found.val.epoch = found.train.epoch = 0
+        rewind(found.val, found.train)
         batches = list(itertools.islice(iter(found.val), 8))
         plain = copy.deepcopy(cut.model)
         recalibrate(plain, found.train, 4)
         before = losses(plain, case, batches)
-        found.train.epoch = 0
-        recover_network(problem, cut, found.train, "refit", lambda *_: None)
+        rewind(found.train)
+        recover_network(problem, cut, case.images(seed), "refit", lambda *_: None)
         after = losses(cut.model, case, batches)
         both = {f"{k} as cut": v for k, v in before.items()} | {f"{k} refitted": v for k, v in after.items()}
         book.add({**key, "accuracy": row["accuracy"], **both})

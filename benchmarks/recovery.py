@@ -24,7 +24,7 @@ import torch
 import dsa_hw
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.zoo import models
-from dsa_hw.zoo.data import load_data
+from dsa_hw.zoo.data import Batches, load_data
 
 SHARES, LEVELS, INPUTS = ("75%", "50%", "33%"), ("none", "refit", "distil"), ("nothing", "512 images")
 
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
     model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
     model.eval()
     data = load_data("cifar10", args.data, seed=args.seed)
+    assert isinstance(data.train, Batches)
     plain = replace(data.train, augment=0, flip=False)
     images = [inputs for (inputs, _), _ in zip(plain, range(4), strict=False)]
     dense = accuracy(model, data.test)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,9 +59,8 @@ def step_ratio(name: str, repeats: int) -> tuple[float, float]:
     """Median milliseconds of a dense forward and backward pass, and median ratio of a step of the allocator to it."""
     from zoo_networks import build
 
-    model, (image, *_) = build(name)
-    if name == "vit_b_16":
-        image = torch.randn(1, 3, 224, 224)
+    model, inputs = build(name)
+    image: Any = torch.randn(1, 3, 224, 224) if name == "vit_b_16" else next(iter(inputs))
     groups = find_groups(model, image)
     side = min(image.shape[-1], 96) if name != "vit_b_16" else 224
     batch = torch.randn(16 if side < 224 else 4, 3, side, side), torch.zeros(1)

@@ -45,7 +45,7 @@ def recorded(run: Callable[[], Any]) -> list[tuple[str, float, float | None]]:
             found.append((bar._stage, time.monotonic(), bar.left()))
         draw(bar)
 
-    Bar._draw, sys.stderr, kept = note, _Terminal(), sys.stderr  # type: ignore[method-assign]
+    Bar._draw, sys.stderr, kept = note, _Terminal(), sys.stderr  # type: ignore[assignment, method-assign]
     try:
         run()
     finally:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -83,6 +84,10 @@ def neighbour(condition: str) -> Iterator[None]:
             process.wait()
 
 
+def _past(stop: float, _: Any) -> bool:
+    return time.perf_counter() > stop
+
+
 def sit(args: argparse.Namespace) -> None:
     """Make one sitting under each condition and append its lines."""
     import torch
@@ -113,9 +118,7 @@ def sit(args: argparse.Namespace) -> None:
         with neighbour(str(condition)):
             begin = time.perf_counter()
             stop = begin + args.seconds
-            found = bench.measure(
-                configurations, dense, limit=args.seconds, enough=lambda _, stop=stop: time.perf_counter() > stop
-            )
+            found = bench.measure(configurations, dense, limit=args.seconds, enough=functools.partial(_past, stop))
             seconds = time.perf_counter() - begin
         lines = []
         for label in configurations:
@@ -173,10 +176,10 @@ def with_scatter(table: pd.DataFrame) -> pd.DataFrame:
             parts.append(part.assign(**new))
     table = pd.concat(parts)
     for kind in ("", "scale_"):
-        own, scatter = table[f"{kind}own"], table[f"{kind}scatter"]
-        table[f"{kind}variance"] = own + scatter
-        rest = own**2 / table[f"{kind}own_freedom"] + scatter**2 / table[f"{kind}scatter_freedom"]
-        table[f"{kind}freedom"] = (own + scatter) ** 2 / rest
+        own, between = table[f"{kind}own"], table[f"{kind}scatter"]
+        table[f"{kind}variance"] = own + between
+        rest = own**2 / table[f"{kind}own_freedom"] + between**2 / table[f"{kind}scatter_freedom"]
+        table[f"{kind}freedom"] = (own + between) ** 2 / rest
     return table
 
 

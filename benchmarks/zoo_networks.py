@@ -26,8 +26,10 @@ DENSE = {
     **{f"optical_flow/{n}": (1, 3, 128, 128) for n in ("raft_small", "raft_large")},
 }
 
-SMP = ("Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "PAN", "UPerNet")
-SMP += ("Segformer",)
+SMP: tuple[str, ...] = (
+    "Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "PAN", "UPerNet",
+    "Segformer",
+)  # fmt: skip
 
 YOLO = ("yolov5n", "yolov8n", "yolov8n-seg", "yolov8n-pose", "yolov9t", "yolov10n", "yolo11n", "yolo12n")
 
@@ -337,7 +339,7 @@ class Decoder(nn.Module):
 class Recurrent(nn.Module):
     """An embedding, a recurrent network and a classifier."""
 
-    def __init__(self, kind: type[nn.RNNBase], bidirectional: bool = False) -> None:
+    def __init__(self, kind: type[nn.GRU] | type[nn.LSTM], bidirectional: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(101, 32)
         self.rnn = kind(32, 48, num_layers=2, batch_first=True, bidirectional=bidirectional)

@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +74,4 @@ def _cells_of_script(path: Path) -> list[Cell]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

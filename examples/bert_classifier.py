@@ -14,12 +14,10 @@ import sys
 import tempfile
 from typing import Any
 
-# isort: off
 import dsa_hw
-from dsa_hw.integrations.transformers import AllocationCallback  # before what imports torchvision
 import torch
 import transformers
-# isort: on
+from dsa_hw.integrations.transformers import AllocationCallback
 
 WORDS, LENGTH = 60, 12
 
@@ -40,7 +38,7 @@ def batched(rows: list[dict[str, Any]], size: int = 32) -> list[dict[str, torch.
     return [{key: torch.stack([row[key] for row in part]) for key in part[0]} for part in parts]
 
 
-def main(budget: str = "flops=60%", epochs: float = 4, count: int = 512) -> dsa_hw.Allocation:
+def main(budget: str = "flops=60%", *, epochs: float = 4, count: int = 512) -> dsa_hw.Allocation:
     """Train with the callback, cut and certify, and print the accuracies."""
     torch.manual_seed(0)
     config = transformers.BertConfig(

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+import dsa_hw
 import torch
+from dsa_hw.zoo.data import load_data
 from torch import nn
 
-import dsa_hw
-from dsa_hw.zoo.data import Batches, load_data
 
-
-def main(budget: str = "latency=60%", epochs: int = 4, samples: int = 24, width: int = 32) -> dsa_hw.Allocation:
+def main(budget: str = "latency=60%", *, epochs: int = 4, samples: int = 24, width: int = 32) -> dsa_hw.Allocation:
     """Train, allocate inside the loop, cut, and train the small network in the same loop."""
     torch.manual_seed(0)
     data = load_data("digits")
@@ -50,7 +50,7 @@ def main(budget: str = "latency=60%", epochs: int = 4, samples: int = 24, width:
 
 
 def train(
-    model: nn.Module, loader: Batches, epochs: int, allocator: dsa_hw.Allocator | None = None, val: Any = ()
+    model: nn.Module, loader: Iterable[Any], epochs: int, allocator: dsa_hw.Allocator | None = None, val: Any = ()
 ) -> None:
     """Train as usual; with an allocator, mask the network in every step, and step the keep ratios after it."""
     optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)

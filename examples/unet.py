@@ -9,14 +9,13 @@ The pictures are made up: discs on noise. Replace `scenes` by your own loader of
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-# isort: off
 import dsa_hw
-import dsa_hw.zoo.torchvision_compat  # before what imports torchvision
+import dsa_hw.zoo.torchvision_compat  # torchvision then works beside a torch without CUDA, too
 import segmentation_models_pytorch as smp
 import torch
 from torch import Tensor, nn
-# isort: on
 
 SIDE = 64
 
@@ -41,7 +40,7 @@ def overlap(outputs: Tensor, masks: Tensor) -> Tensor:
     return both / either.clamp(min=1)
 
 
-def main(budget: str = "60%", batches: int = 40, encoder: str = "resnet18", **options: object) -> dsa_hw.Allocation:
+def main(budget: str = "60%", *, batches: int = 40, encoder: str = "resnet18", **options: Any) -> dsa_hw.Allocation:
     """Train, prune, fine-tune, and compare the overlap of the two networks."""
     torch.manual_seed(0)
     model = smp.Unet(encoder, encoder_weights=None, classes=1, decoder_channels=(64, 32, 32, 16, 16))
@@ -56,7 +55,7 @@ def main(budget: str = "60%", batches: int = 40, encoder: str = "resnet18", **op
         val=val,
         loss=loss,
         metric=overlap,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     dsa_hw.finetune(result.model, train, 1, lr=0.01, loss=loss, teacher=model)
     result = result.assess(model, test, metric=overlap, source="test data")

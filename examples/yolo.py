@@ -14,22 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# isort: off
 import dsa_hw
-import dsa_hw.zoo.torchvision_compat  # before what imports torchvision
+import dsa_hw.zoo.torchvision_compat  # torchvision then works beside a torch without CUDA, too
 import torch
 from dsa_hw.utils.weights import read_weights
-from torch import Tensor, nn
+from torch import Tensor
 from ultralytics.nn.tasks import DetectionModel
-# isort: on
 
 SIDE = 128
 
 
-def detector() -> nn.Module:
+def detector() -> Any:
     """Return YOLOv8n for three classes, with the gains of its loss."""
     torch.manual_seed(0)
-    model = DetectionModel("yolov8n.yaml", nc=3, verbose=False)
+    model: Any = DetectionModel("yolov8n.yaml", nc=3, verbose=False)
     model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)
     return model
 
@@ -50,12 +48,12 @@ def scenes(batches: int, size: int = 4, seed: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def step(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+def step(model: Any, batch: dict[str, Any]) -> Tensor:
     """Return the loss that the detector computes: boxes, classes and distributions."""
-    return model.loss(batch)[0].sum()  # type: ignore[operator,no-any-return]
+    return model.loss(batch)[0].sum()
 
 
-def main(budget: str = "flops=60%", out: str = "small-yolo", batches: int = 8, **options: Any) -> dsa_hw.Allocation:
+def main(budget: str = "flops=60%", out: str = "small-yolo", *, batches: int = 8, **options: Any) -> dsa_hw.Allocation:
     """Prune with the detector's loss, save, and load into a new detector."""
     model, example = detector(), torch.zeros(1, 3, SIDE, SIDE)
     result = dsa_hw.allocate(model, budget, example_inputs=example, val=scenes(batches), step=step, **options)

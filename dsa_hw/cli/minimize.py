@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dsa_hw
@@ -110,6 +109,8 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Minimise, and print the networks that were tried and the certificate."""
+    from dsa_hw.zoo.data import in_order
+
     refuse_overwriting(args.out / "model.safetensors", args.weights)
     cost = parse_budget(args.cost if "=" in args.cost else f"{args.cost}=100%")
     model, inputs, data = load_dense(args)
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         cost,
         args.max_drop,
         train=data.train,
-        val=replace(data.val, shuffle=False),  # every network is judged on all images
+        val=in_order(data.val),  # every network is judged on all images
         test=data.test,
         budgets=parse_budgets(args.budget),
         example_inputs=inputs,

@@ -7,7 +7,7 @@ A loader is any object that can be iterated repeatedly and yields (images, label
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from dsa_hw.zoo.image_folder import ImageBatches, class_folders
 from dsa_hw.zoo.preprocessing import IMAGENET, Preprocessing
 from dsa_hw.zoo.user_code import call_function, is_code
 
-__all__ = ["FORMS", "Batches", "Data", "load_data"]
+__all__ = ["FORMS", "Batches", "Data", "in_order", "load_data"]
 
 FORMS = "digits, cifar10:FILE.npz, imagefolder:DIR or package.module:loaders"
 _LARGEST = 2**31  # bytes; CIFAR-10 has 184 million
@@ -115,8 +115,8 @@ class Data:
     """
 
     name: str
-    train: Any
-    val: Any
+    train: Iterable[Any]
+    val: Iterable[Any]
     test: Any
     shape: tuple[int, ...] | None
     classes: int | None
@@ -132,10 +132,28 @@ class Data:
 
     @property
     def whole(self) -> Batches:
-        """``train`` and ``val`` in one loader, for training weights after the keep ratios are determined."""
-        parts = (self.train, self.val)
-        images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
-        return replace(self.train, images=images, labels=labels, epoch=0)
+        """``train`` and ``val`` in one loader, for training weights after the keep ratios are determined.
+
+        Raises:
+            ModelError: They are not images in memory.
+        """
+        train, val = self.train, self.val
+        if not isinstance(train, Batches) or not isinstance(val, Batches):
+            raise ModelError(f"`train` and `val` of {self.name} cannot be joined; that needs images in memory.")
+        images, labels = torch.cat([train.images, val.images]), torch.cat([train.labels, val.labels])
+        return replace(train, images=images, labels=labels, epoch=0)
+
+
+def in_order(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return a loader of this project without shuffling and augmentation, so that it yields every image as it is.
+
+    A loader of the user is returned unchanged.
+    """
+    if not isinstance(loader, (Batches, ImageBatches)):
+        return loader
+    found = loader.plain()
+    found.shuffle = False
+    return found
 
 
 def load_data(

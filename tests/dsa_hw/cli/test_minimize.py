@@ -11,6 +11,7 @@ import pytest
 from dsa_hw.cli.main import main
 from tests.dsa_hw.cli.test_compare import QUICK
 from tests.dsa_hw.cli.test_options import documented_keys
+from tests.dsa_hw.zoo.test_folders_and_loaders import pets
 from tests.fakes.outputs import printed_json
 
 WORDS = ["minimize", *QUICK, "--method", "uniform", "--recovery", "none", "--epochs", "0"]
@@ -73,3 +74,11 @@ def test_a_drop_that_cannot_be_kept_exits_with_3(tmp_path: Path, capsys: pytest.
     words = [*WORDS, "--cost", "flops=10%", "--max-drop", "3%", "--train-epochs", "4", "--finetune-epochs", "0"]
     assert main([*words, "--out", str(tmp_path)]) == 3
     assert "None of the 1 networks that were tried has a drop of at most 0.03" in capsys.readouterr().err
+
+
+def test_class_folders_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pets(tmp_path / "pets", 40)
+    words = [*WORDS, "--data", f"imagefolder:{tmp_path / 'pets'}", "--model", "resnet8", "--classes", "2"]
+    search = ["--cost", "flops", "--max-drop", "100%", "--most", "1", "--out", str(tmp_path / "out")]
+    assert main([*words, *search, "--json"]) == 0
+    assert printed_json(capsys, "minimize")["certificate"]["quality"]["source"] == "test data"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dsa_hw.errors import ModelError
-from dsa_hw.zoo.data import load_data
+from dsa_hw.zoo.data import in_order, load_data
 from dsa_hw.zoo.preprocessing import Preprocessing
 from tests.dsa_hw.zoo.test_image_folder import draw
 
@@ -109,3 +109,21 @@ def test_other_values_are_refused(project: ModuleType, made: Any, message: str) 
         load_data("my_project:loaders")
     with pytest.raises(ModelError, match="Unknown data"):
         load_data("my_project:loaders", imports=False)
+
+
+def test_loader_in_order_yields_every_image(tmp_path: Path) -> None:
+    pets(tmp_path, 20)
+    train = load_data(f"imagefolder:{tmp_path}", batch=3, preprocessing=SMALL).train
+    digits = load_data("digits").val
+    assert not train.plain().augment
+    for loader, count in ((train, 16), (digits, 144)):
+        labels = torch.cat([y for _, y in in_order(loader)])
+        assert len(labels) == count
+        assert torch.equal(labels, torch.cat([y for _, y in in_order(loader)]))
+    assert in_order([X]) == [X]
+
+
+def test_joining_class_folders_says_what_it_needs(tmp_path: Path) -> None:
+    pets(tmp_path, 20)
+    with pytest.raises(ModelError, match="cannot be joined; that needs images in memory"):
+        _ = load_data(f"imagefolder:{tmp_path}", preprocessing=SMALL).whole
