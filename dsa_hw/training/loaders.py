@@ -174,8 +174,8 @@ def without_augmentation(loader: Any) -> Any:
     return plain() if callable(plain) else loader
 
 
-def equal_batches(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Return inputs in batches of equal size, at least five where there are enough inputs."""
+def equal_batches(inputs: tuple[Tensor, ...], most: int = 64) -> list[tuple[Tensor, ...]]:
+    """Return inputs in batches of equal size, at most ``most`` and at least five batches if there are enough inputs."""
     have = len(inputs[0])
-    size = max(min(have // 5, 64), 1)
+    size = max(min(have // 5, most, 64), 1)
     return [tuple(x[i : i + size] for x in inputs) for i in range(0, have - size + 1, size)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from dsa_hw.channels.trace import Trace, TracedOperation
 
@@ -22,16 +22,14 @@ class Lockstep:
 
     Args:
         graph: The operations.
-        batches: The inputs, of the batch size that the graph was traced with.
+        batches: The inputs, of the batch size that the graph was traced with; more may follow with `append`.
     """
 
     def __init__(self, graph: Trace, batches: Sequence[tuple[Any, ...]]) -> None:
         self.trace = graph
-        self._operations = iter(graph.operations)
-        self._done: set[fx.Node] = set()
+        self._position = {operation.node: n for n, operation in enumerate(graph.operations)}
+        self._next = 0
         self._values: list[dict[fx.Node, Any]] = []
-        for batch in batches:
-            self._values.append(dict(zip(graph.inputs, batch, strict=True)))
         last: dict[fx.Node, fx.Node] = {}
         for operation in graph.operations:
             for node in operation.node.all_input_nodes:
@@ -40,10 +38,28 @@ class Lockstep:
         for node, user in last.items():
             if node not in graph.outputs:
                 self._freed.setdefault(user, []).append(node)
+        for batch in batches:
+            self.append(batch)
+        self._peaks = self._measured_peaks()
+
+    def append(self, batch: tuple[Any, ...]) -> None:
+        """Add a batch and bring it to the present position."""
+        values = dict(zip(self.trace.inputs, batch, strict=True))
+        for operation in self.trace.operations[: self._next]:
+            self._run(operation, values)
+        self._values.append(values)
+
+    def peak(self) -> int:
+        """Return the most bytes that the values of a batch have at once from the present position on."""
+        return max(self._peaks[self._next :], default=0)
+
+    def _measured_peaks(self) -> list[int]:
+        values = dict(self._values[0])
+        return [_bytes(values) + self._run(operation, values) for operation in self.trace.operations]
 
     def value(self, node: Any, batch: int) -> Any:
         """Return the value of a node (or of an argument that is none) for a batch."""
-        return fx.node.map_arg(node, lambda n: self._values[batch][n] if n in self._values[batch] else self.tensor(n))
+        return self._filled(node, self._values[batch])
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Return a parameter, buffer or constant of the graph."""
@@ -56,34 +72,39 @@ class Lockstep:
 
     def run_before(self, node: fx.Node) -> None:
         """Run the operations before a node; the node itself is run next."""
-        if node in self._done:
-            return
-        for operation in self._operations:
-            if operation.node is node:
-                self._operations = itertools.chain([operation], self._operations)
-                return
-            self._run(operation)
+        self._run_to(self._position[node])
 
     def run_through(self, node: fx.Node) -> None:
         """Run the operations up to and including a node."""
-        if node in self._done:
-            return
-        for operation in self._operations:
-            self._run(operation)
-            if operation.node is node:
-                return
+        self._run_to(self._position[node] + 1)
 
-    def _run(self, operation: TracedOperation) -> None:
+    def _run_to(self, position: int) -> None:
+        for operation in self.trace.operations[self._next : position]:
+            for values in self._values:
+                self._run(operation, values)
+        self._next = max(self._next, position)
+
+    def _run(self, operation: TracedOperation, values: dict[fx.Node, Any]) -> int:
+        """Run an operation on one batch, drop what is not needed any more, and return the bytes of the result."""
         node = operation.node
-        for batch, values in enumerate(self._values):
-            args, kwargs = self.value(node.args, batch), self.value(node.kwargs, batch)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            for old in self._freed.get(node, ()):
-                values.pop(old, None)
-        self._done.add(node)
+        args, kwargs = self._filled(node.args, values), self._filled(node.kwargs, values)
+        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        size = _bytes({node: values[node]})
+        for old in self._freed.get(node, () if node.users or node in self.trace.outputs else (node,)):
+            values.pop(old, None)
+        return size
+
+    def _filled(self, arguments: Any, values: dict[fx.Node, Any]) -> Any:
+        return fx.node.map_arg(arguments, lambda n: values[n] if n in values else self.tensor(n))
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _bytes(values: dict[fx.Node, Any]) -> int:
+    """Return the bytes of the memory that values use; views of the same memory count once."""
+    memory = [x.untyped_storage() for x in tree_leaves(list(values.values())) if isinstance(x, Tensor)]
+    return sum({part.data_ptr(): part.nbytes() for part in memory}.values())
 
 
 def argument_name(argument: Any) -> str:

@@ -11,8 +11,9 @@ then compensates the mean; so the fit is never worse than that, and where nothin
 refitted in execution order, and X contains the errors of the layers before, which are thereby corrected as well. Where
 the output of q is added to a shortcut, the target is the dense network's sum minus the pruned network's shortcut.
 
-Both networks are run as graphs of ATen operations, one operation at a time, with all images at once: so every
-operation runs once per image, and only second moments are kept of the inputs of a layer.
+Both networks are run as graphs of ATen operations, one operation at a time and each on all images, so that every
+operation runs once per image. Of the inputs of a layer only second moments are kept. Where the values of all images do
+not fit into the memory, the first layers, whose outputs are large and have many positions, are fitted on fewer images.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from dsa_hw.training.least_squares import Moments, best_fit, solve
 from dsa_hw.training.linear_maps import LinearMap
 from dsa_hw.training.loaders import equal_batches, unlabelled
 from dsa_hw.training.lockstep import TRANSPOSED, Lockstep, Sink, argument_name, find_sink, paired_readers
+from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.inputs import check_model
 from dsa_hw.utils.modules import device_of, evaluating
 
 __all__ = ["Recovered", "recover", "refit"]
 
-_HELD_OUT = 0.2  # of the images, to choose the ridge
+_HELD_OUT = 5  # every fifth batch is held out, to choose the ridge
+_MEMORY = 2**30  # bytes of the values of both networks; ResNet-50 at 224 x 224 stays below 2 GB in all
 _LEAST_SCALE = 1e-3  # of a batch norm's median scale; below it, a channel cannot carry a correction
 
 
@@ -107,11 +110,11 @@ def recover(
     check_model(small)
     check_model(dense)
     check_loader(dense, images, "images", labelled=False)
-    batches = equal_batches(unlabelled(images, limit, device_of(dense)))
-    groups = find_groups(dense, batches[0])
+    inputs = unlabelled(images, limit, device_of(dense))
+    groups = find_groups(dense, tuple(x[:1] for x in inputs))
     if found := first_difference(dense, plan.shapes):
         raise TrainingError(f"The plan belongs to another network: {found} in the plan.")
-    return refit(small, dense, groups, [list(units) for units in plan.kept], batches, seed=seed, listener=listener)
+    return refit(small, dense, groups, [list(units) for units in plan.kept], inputs, seed=seed, listener=listener)
 
 
 @torch.no_grad()
@@ -120,7 +123,7 @@ def refit(
     dense: nn.Module,
     groups: ChannelGroups,
     kept: Sequence[Ints | Sequence[int]],
-    batches: Sequence[tuple[Any, ...]],
+    inputs: tuple[Tensor, ...],
     *,
     seed: int = 0,
     listener: Callable[[str, float], None] | None = None,
@@ -132,29 +135,51 @@ def refit(
         dense: The network that it was cut from.
         groups: The channel groups of ``dense``.
         kept: The kept units of each group.
-        batches: Positional inputs of the networks, equally many in each batch.
+        inputs: Positional inputs of the networks, each (N, ...).
         seed: Seed of the output positions that are used.
         listener: Called with a layer's name and the share of layers that are done.
     """
     with evaluating(dense):
-        whole, part = Lockstep(trace(dense, batches[0]), batches), Lockstep(trace(small, batches[0]), batches)
+        # At least five batches fit into the memory, one of them held out.
+        batches = equal_batches(inputs, max(measure_workload(dense, tuple(x[:1] for x in inputs)).fitting // 5, 1))
+        first = batches[:2]
+        whole, part = Lockstep(trace(dense, first[0]), first), Lockstep(trace(small, first[0]), first)
         readers = paired_readers(whole.trace, part.trace)
         slices = groups.slices(kept)
-        held = max(math.ceil(_HELD_OUT * len(batches)), 1) if len(batches) > 1 else 0
         generator = torch.Generator().manual_seed(seed)
         found: list[Recovered] = []
         for number, (theirs, ours) in enumerate(readers):
             if listener is not None:
                 listener(ours.module, number / len(readers))
-            whole.run_through(theirs.node)
+            whole.run_before(theirs.node)
             part.run_before(ours.node)
+            _load(whole, part, batches)
+            same = not found and _same_inputs(whole, part, theirs, ours)
+            whole.run_through(theirs.node)
+            if same:
+                continue
             name = part.trace.tensors.get(argument_name(ours.arguments["weight"]), "")
-            cuts = slices.get(name, {})
-            if found or (0 if ours.kind in TRANSPOSED else 1) in cuts:  # before the first such cut, inputs are equal
-                row = _refit_layer(whole, part, theirs, ours, cuts, held, generator)
-                if row is not None:
-                    found.append(row)
+            row = _refit_layer(whole, part, theirs, ours, slices.get(name, {}), generator)
+            if row is not None:
+                found.append(row)
     return found
+
+
+def _load(whole: Lockstep, part: Lockstep, batches: Sequence[tuple[Any, ...]]) -> None:
+    """Add batches while the values of all of them, here and in what follows, need no more than `_MEMORY`."""
+    most = _MEMORY // max(whole.peak() + part.peak(), 1)
+    for batch in batches[len(whole) : most]:
+        whole.append(batch)
+        part.append(batch)
+
+
+def _same_inputs(whole: Lockstep, part: Lockstep, theirs: TracedOperation, ours: TracedOperation) -> bool:
+    """Return whether a layer reads in both networks the same."""
+    for batch in range(len(whole)):
+        x, y = part.value(ours.arguments["input"], batch), whole.value(theirs.arguments["input"], batch)
+        if x.shape != y.shape or not torch.equal(x, y):
+            return False
+    return True
 
 
 def _refit_layer(
@@ -163,7 +188,6 @@ def _refit_layer(
     theirs: TracedOperation,
     ours: TracedOperation,
     cuts: dict[int, Ints],
-    held: int,
     generator: torch.Generator,
 ) -> Recovered | None:
     """Fit one layer and write its new weights into the pruned network."""
@@ -177,7 +201,7 @@ def _refit_layer(
     if rows is not None and layer.groups > 1 and ours.kind in TRANSPOSED:
         return None  # the kept outputs of each group are not one list
     correction = _Correction.of(whole, part, theirs, sink, rows, layer.axis)
-    train, test = _moments(whole, part, theirs, ours, layer, rows, correction, held, generator)
+    train, test = _moments(whole, part, theirs, ours, layer, rows, correction, generator)
     if train.n < 2:
         return None
     centred = bias is not None or mean_node is not None
@@ -256,7 +280,6 @@ def _moments(
     layer: LinearMap,
     rows: Ints | None,
     correction: _Correction | None,
-    held: int,
     generator: torch.Generator,
 ) -> tuple[Moments, Moments | None]:
     """Return the moments of the samples of a layer, those of the held-out batches apart."""
@@ -274,7 +297,7 @@ def _moments(
         for inputs, targets in layer.samples(x, y, images, generator):
             inputs, targets = inputs.double(), targets.double()
             if train is None:
-                train, test = Moments(inputs, targets), Moments(inputs, targets) if held else None
-            (test if test is not None and batch >= len(whole) - held else train).add(inputs, targets)
+                train, test = Moments(inputs, targets), Moments(inputs, targets) if len(whole) > 1 else None
+            (test if test is not None and batch % _HELD_OUT == 1 else train).add(inputs, targets)
     assert train is not None
     return train, test

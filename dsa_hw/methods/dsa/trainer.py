@@ -33,13 +33,12 @@ from dsa_hw.methods.dsa.recipe import Recipe
 from dsa_hw.methods.problem import Problem, Proposal, Realised, realise
 from dsa_hw.training.finetune import defer_interrupt, interruption, one_cycle, trainable_parameters
 from dsa_hw.training.fingerprints import UnstableError, fingerprint_loader
-from dsa_hw.training.loaders import RepeatingLoader, equal_batches, length_of, on_device, unlabelled
+from dsa_hw.training.loaders import RepeatingLoader, length_of, on_device, unlabelled
 from dsa_hw.training.losses import Loss, Step, autocast, checked_loss, chosen_loss
 from dsa_hw.training.metrics import accuracy
 from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.training.recovery import refit
 from dsa_hw.training.teachers import Teacher, as_teacher, taught_loss
-from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.arrays import Ints
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.modules import check_finite_weights, device_of, evaluating
@@ -286,9 +285,8 @@ class Trainer:
         while sum(len(x) for x, _ in batches) < _REFIT_IMAGES and len(batches) < length_of(self.val.loader):
             batches.append(on_device(next(self.val), device))
         inputs = unlabelled(batches[1:] or batches, _REFIT_IMAGES, device)
-        fitting = measure_workload(dense, tuple(x[:1] for x in inputs)).fitting
         new = copy.deepcopy(found.model)
-        refit(new, dense, self.groups, found.kept, equal_batches(tuple(x[:fitting] for x in inputs)))
+        refit(new, dense, self.groups, found.kept, inputs)
         if loss(new) >= as_cut:
             return False
         found.model.load_state_dict(new.state_dict())
