@@ -45,7 +45,9 @@ EXIT_CODES = {
     Verdict.INCONCLUSIVE: MeasurementError.exit_code,
 }
 # Listed here because importing the methods takes seconds; a test compares.
-METHODS = ("dsa", "annealing", "cem", "global_gamma", "knapsack", "legr", "morphnet", "netadapt", "ssl", "uniform")
+METHODS = (
+    "dsa", "annealing", "cem", "dmcp", "global_gamma", "knapsack", "legr", "morphnet", "netadapt", "ssl", "uniform",
+)  # fmt: skip
 _PRETRAINED_HELP = "load the default weights of torchvision, or those of the timm tag or the hub's repository"
 BUDGET_HELP = (
     "latency=5ms, latency=50%%, latency.p95=8ms, flops=50%%, params=2M, memory=64MiB, energy=40mJ or "

@@ -23,7 +23,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "netadapt": {"iterations": 6, "batches": 1},
 }
 # Baselines that train.
-TRAINED = ("ssl", "morphnet")
+TRAINED = ("ssl", "morphnet", "dmcp")
 
 
 def block(c_in: int, c_out: int, size: int = 3, groups: int = 1) -> nn.Sequential:

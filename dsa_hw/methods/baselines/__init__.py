@@ -5,6 +5,7 @@ docs/development/baselines.md says what each one is and how it differs from its 
 
 from dsa_hw.methods.baselines.annealing import annealing
 from dsa_hw.methods.baselines.cem import cem
+from dsa_hw.methods.baselines.dmcp import dmcp
 from dsa_hw.methods.baselines.global_gamma import global_gamma
 from dsa_hw.methods.baselines.knapsack import knapsack
 from dsa_hw.methods.baselines.legr import legr
@@ -18,6 +19,7 @@ __all__ = [
     "allocate_ssl",
     "annealing",
     "cem",
+    "dmcp",
     "global_gamma",
     "knapsack",
     "legr",

@@ -18,7 +18,7 @@ from dsa_hw.methods.problem import realise
 from dsa_hw.methods.registry import available_methods, solve
 from tests.fakes.problems import Network, problem_of, used
 
-METHODS = ("uniform", "global_gamma", "ssl", "morphnet", "netadapt", "annealing", "knapsack", "legr", "cem")
+METHODS = ("uniform", "global_gamma", "ssl", "morphnet", "netadapt", "annealing", "knapsack", "legr", "cem", "dmcp")
 every = pytest.mark.parametrize("name", METHODS)
 
 
