@@ -38,10 +38,10 @@ def test_states_are_spread_over_the_allowed_widths() -> None:
 
 
 def test_expected_cost_goes_to_the_budget(network: Network) -> None:
-    problem = problem_of(network, "dmcp", 0.5, options={"warm_up": 0.0, "rate": 0.3}, epochs=6)
+    problem = problem_of(network, "dmcp", 0.5, options={"warm_up": 0.0, "drawn": 0}, epochs=8)
     history = solve(problem, "dmcp").history
-    assert history["cost"].iloc[0] > 0.7
-    assert abs(history["cost"].iloc[-5:].mean() - 0.5) < 0.08
+    assert history["cost"].iloc[0] > 0.6
+    assert abs(history["cost"].iloc[-5:].mean() - 0.5) < 0.03
 
 
 @pytest.mark.parametrize("options", [{"states": 1}, {"warm_up": 1.0}, {"tolerance": 0.0}])
