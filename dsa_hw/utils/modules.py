@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,8 +28,7 @@ __all__ = [
     "weights_digest",
 ]
 
-# What DataParallel, torch.compile, Lightning and other wrappers put before the names of a network's tensors.
-_PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.", "ema.")
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -104,7 +104,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
-    """Load a state dict in place; what wrappers put before all names is removed.
+    """Load a state dict in place, also that of a module that contains the network.
+
+    DataParallel, torch.compile, Lightning and other wrappers put a prefix before the names of the network's tensors,
+    and may have tensors of their own.
 
     Args:
         model: The network.
@@ -112,22 +115,60 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> Non
         name: The network in the error message.
 
     Raises:
-        ModelError: The weights are those of another network.
+        ModelError: The weights are those of another network, or of several such networks.
     """
-    own = list(model.state_dict())
-    averaged = {key: value for key, value in weights.items() if key != "n_averaged"}  # of torch's AveragedModel
-    weights = weights if "n_averaged" in own else averaged
-    while prefix := next((p for p in _PREFIXES if weights and all(key.startswith(p) for key in weights)), None):
-        if any(key.startswith(prefix) for key in own):
-            break
-        weights = {key.removeprefix(prefix): value for key, value in weights.items()}
+    own = model.state_dict()
+    prefixes = _prefixes(own, weights)
+    if len(prefixes) > 1:
+        raise ModelError(
+            f"The weights contain {name} {len(prefixes)} times: {', '.join(map(repr, prefixes))}. Save the state dict "
+            "of one of them."
+        )
+    if prefixes and (prefix := prefixes[0]):
+        others = [key for key in weights if not key.startswith(prefix)]
+        if others:
+            _log.info("Weights without the prefix %r are not used: %s.", prefix, one_line(", ".join(others), 200))
+        weights = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
+        reason = _difference(own, weights) or one_line(error, 200)
         raise ModelError(
-            f"The weights do not fit {name}. Give the state dict that was saved from this network "
-            f"({one_line(error, 200)})."
+            f"The weights do not fit {name}: {reason}. Give the state dict that was saved from this network, with the "
+            "same number of classes."
         ) from error
+
+
+def _prefixes(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+    """Return what stands before the names of all tensors of the network; none where some are missing."""
+    first = next(iter(own), "")
+    found = [key.removesuffix(first) for key in weights if key == first or key.endswith(f".{first}")]
+    needed = [key for key in own if not key.endswith("num_batches_tracked")]  # torch adds it to old files
+    found = [prefix for prefix in found if all(prefix + key in weights for key in needed)]
+    return [""] if "" in found else found
+
+
+def _difference(own: Mapping[str, Tensor], weights: Mapping[str, Any]) -> str:
+    """Describe how a state dict differs from the network's; empty where names and shapes are the same."""
+    missing, unknown = [key for key in own if key not in weights], [key for key in weights if key not in own]
+    both = [key for key in own if isinstance(weights.get(key), Tensor)]
+    other = [key for key in both if own[key].shape != weights[key].shape]
+    parts = [
+        f"{len(keys)} of {total} tensors {what}, such as {one_line(keys[0], 80)}"
+        for keys, total, what in (
+            (missing, len(own), "of the network are not in the file"),
+            (unknown, len(weights), "in the file are not in the network"),
+        )
+        if keys
+    ]
+    if other:
+        theirs, ours = (_sides(part[other[0]]) for part in (weights, own))
+        parts.append(f"{other[0]} is {theirs} in the file and {ours} in the network")
+    return ", and ".join(parts)
+
+
+def _sides(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "a single number"
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -7,11 +7,14 @@ writes, so that a flipped bit is another weight. They are compared here.
 from __future__ import annotations
 
 import argparse
+import collections
 import hashlib
 import io
 import json
 import logging
 import os
+import pathlib
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -35,12 +38,13 @@ _log = logging.getLogger(__name__)
 # Where training scripts keep the state dict in a checkpoint. Averaged weights come first, as in timm.
 _WRAPPERS: Final = (
     "state_dict_ema", "model_ema", "ema_state_dict", "ema", "state_dict", "model_state_dict", "model", "network", "net",
-    "weights", "params",
+    "weights", "params", "module", "shadow",
 )  # fmt: skip
 _DEPTH: Final = 3  # of wrappers in wrappers
-# What checkpoints contain beside tensors: settings of the command line and NumPy's numbers. None of them runs code.
+# What checkpoints contain beside tensors: settings, paths and NumPy's numbers. None of them runs code.
 _HARMLESS: Final[list[Any]] = [
-    argparse.Namespace, np.dtype, np.float64(0).__reduce__()[0], *{type(np.dtype(t)) for t in "fdilqILQ?"},
+    argparse.Namespace, collections.defaultdict, dict, float, int, list, pathlib.PosixPath,
+    np.dtype, np.float64(0).__reduce__()[0], *{type(np.dtype(t)) for t in "fdilqILQ?"},
 ]  # fmt: skip
 _SAVE: Final = "Save model.state_dict() with torch.save or safetensors.torch.save_file."
 
@@ -95,11 +99,15 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             start = file.read(9)
+        if start == b"version h":
+            raise ModelError(f"{path} is a pointer of Git LFS, not the file itself. Run git lfs pull in its folder.")
         if path.suffix == ".safetensors" or start[8:] == b"{":
             return dict(safetensors.torch.load(path.read_bytes()))
         source = checked_archive(path) if start[:2] == b"PK" else path
         with torch.serialization.safe_globals(_HARMLESS):
             found = torch.load(source, weights_only=True, map_location="cpu")
+    except ModelError:
+        raise
     except (OSError, MemoryError, safetensors.SafetensorError) as error:
         raise ModelError(f"Cannot read the weights {path} ({one_line(error, 200)}). {_SAVE}") from error
     except (zipfile.BadZipFile, zlib.error) as error:
@@ -108,10 +116,11 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             "Restore the file."
         ) from error
     except Exception as error:  # torch and pickle raise a dozen unrelated classes for a file that is not theirs
-        raise ModelError(
-            f"Cannot read the weights {path}: it is damaged, has something other than tensors, or is not a file of "
-            f"torch.save. {_SAVE}"
-        ) from error
+        if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            reason = f"it contains {found[1]}. Only tensors are loaded, because other objects can run code"
+        else:
+            reason = "it is damaged, has something other than tensors, or is not a file of torch.save"
+        raise ModelError(f"Cannot read the weights {path}: {reason}. {_SAVE}") from error
     return _state_dict(found, path)
 
 
@@ -144,6 +153,8 @@ def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
             break
         _log.info("%s is a checkpoint; its part %r is used.", path, wrapper)
         found = found[wrapper]
+    if not found:
+        raise ModelError(f"{path} must contain a state dict; it is empty. {_SAVE}")
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise ModelError(

@@ -123,7 +123,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, capsys: pytest.C
     weights = tmp_path / "other.pt"
     torch.save(torch.nn.Linear(2, 2).state_dict(), weights)
     assert allocate(tmp_path, *HALF, "--weights", str(weights)) == 2
-    assert f"The weights do not fit {MODEL}." in capsys.readouterr().err
+    assert f"The weights do not fit {MODEL}: " in capsys.readouterr().err
     torch.save([1, 2], weights)
     assert allocate(tmp_path, *HALF, "--weights", str(weights)) == 2
     assert "must contain a state dict; it contains a list" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import random
 import tracemalloc
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Payload:
         ([1, 2], "it contains a list"),
         ({"state_dict": {}, "epoch": 3}, "a dict under 'state_dict'"),
         ({"a": torch.zeros(1), "epoch": 3}, "a int under 'epoch'"),
-        ({"a": Payload()}, "something other than tensors"),
+        ({"a": Payload()}, "it contains getattr. Only tensors are loaded"),
         (b"just text\nin two lines", "is not a file of torch.save"),
         (b"", "is not a file of torch.save"),
         (b"PK\x03\x04", "damaged"),
@@ -161,8 +162,13 @@ def averaged(model: nn.Module) -> Any:
         lambda model: {"model_state_dict": {f"module._orig_mod.{k}": v for k, v in model.state_dict().items()}},
         lambda model: {"state_dict": {f"model.{k}": v for k, v in model.state_dict().items()}, "hyper_parameters": {}},
         lambda model: {"ema": {"state_dict": model.state_dict()}},
+        lambda model: {"model": nn.Linear(2, 2).state_dict(), "ema": {"decay": 0.99, "shadow": model.state_dict()}},
+        lambda model: {
+            "state_dict": {"backbone.weight": model.weight, "backbone.bias": model.bias, "loss.weight": torch.ones(3)},
+            "hyper_parameters": {"folder": Path("runs"), "metrics": defaultdict(list)},
+        },
     ],
-    ids=["plain", "torchvision", "averaged", "parallel and compiled", "lightning", "twice"],
+    ids=["plain", "torchvision", "averaged", "parallel and compiled", "lightning", "twice", "shadow", "a part"],
 )
 def test_state_dict_is_found_in_checkpoints(wrapped: Any, tmp_path: Path) -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -174,6 +180,38 @@ def test_state_dict_is_found_in_checkpoints(wrapped: Any, tmp_path: Path) -> Non
 def test_prefix_that_the_network_has_itself_stays() -> None:
     model = nn.ModuleDict({"model": nn.Linear(2, 2)})
     load_weights(model, {name: tensor + 1 for name, tensor in model.state_dict().items()}, "the network")
+
+
+def test_several_such_networks_in_a_file_are_named() -> None:
+    weights = {f"{part}.{key}": value for part in ("student", "teacher") for key, value in Tied().state_dict().items()}
+    with pytest.raises(ModelError, match=r"contain it 2 times: 'student.', 'teacher.'. Save the state dict of one"):
+        load_weights(Tied(), weights, "it")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (nn.Linear(3, 5), "weight is 5 x 3 in the file and 2 x 3 in the network"),
+        (nn.Linear(3, 2, bias=False), "1 of 2 tensors of the network are not in the file, such as bias"),
+        (nn.BatchNorm1d(2), "3 of 5 tensors in the file are not in the network, such as running_mean"),
+    ],
+)
+def test_message_says_how_weights_differ(other: nn.Module, said: str) -> None:
+    with pytest.raises(ModelError, match=f"The weights do not fit it: .*{said}"):
+        load_weights(nn.Linear(3, 2), other.state_dict(), "it")
+
+
+def test_what_is_no_state_dict_is_named(tmp_path: Path) -> None:
+    torch.save({"model": nn.Linear(2, 2)}, tmp_path / "module.pt")
+    torch.save({}, tmp_path / "empty.pt")
+    (tmp_path / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 7\n")
+    for file, said in (
+        ("module.pt", "contains torch.nn.modules.linear.Linear. Only tensors are loaded"),
+        ("empty.pt", "it is empty"),
+        ("pointer.safetensors", "is a pointer of Git LFS, not the file itself"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            read_weights(tmp_path / file)
 
 
 def test_a_small_file_does_not_fill_the_memory(tmp_path: Path) -> None:
