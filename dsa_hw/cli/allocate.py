@@ -23,7 +23,6 @@ from dsa_hw.cli.output import print_json, print_text, shows_progress, verify_com
 from dsa_hw.errors import ModelError
 from dsa_hw.utils.arguments import amount
 from dsa_hw.utils.files import refuse_overwriting
-from dsa_hw.utils.text import percent
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,8 +127,9 @@ def run(args: argparse.Namespace) -> int:
         **search_arguments(args),
     )
     accuracy: dict[str, float] = {}
+    before = ""
     if data:
-        result, accuracy = _assessed(model, result, data, args)
+        result, accuracy, before = _assessed(model, result, data, args)
     onnx = args.out / "model.onnx" if is_onnx(args.model) else None
     if onnx is not None:  # what came as ONNX is wanted as ONNX
         result.save(args.out, onnx=True)
@@ -148,8 +148,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(content)
     else:
         print_text(result)
-        if "fine-tuned" in accuracy:
-            print(f"  accuracy before fine-tuning: {percent(accuracy['pruned'])}")
+        if before:
+            print(f"  before fine-tuning: {before}")
         skipped = (data.skipped if data else 0) + (len(images.skipped) if images else 0)
         if skipped:
             print(f"  skipped: {skipped} image{'s' if skipped > 1 else ''} that cannot be read")
@@ -161,8 +161,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _assessed(
     model: nn.Module, result: Allocation, data: Data, args: argparse.Namespace
-) -> tuple[Allocation, dict[str, float]]:
-    """Fine-tune if asked to, and save the result with its quality on the test images; return test accuracies too."""
+) -> tuple[Allocation, dict[str, float], str]:
+    """Fine-tune if asked to, and save the result with its quality on the test images.
+
+    Returns:
+        The result, its test accuracies or scores, and that before fine-tuning as text.
+    """
     from dsa_hw.training.finetune import finetune
 
     def assessed() -> Allocation:
@@ -172,8 +176,9 @@ def _assessed(
         )  # fmt: skip
 
     result = assessed()
-    found = {"dense": result.quality.dense, "pruned": result.quality.value}
+    found, before = {"dense": result.quality.dense, "pruned": result.quality.value}, ""
     if args.finetune:
+        before = result.quality.brief
         finetune(
             result.model, data.train, args.finetune, loss=data.loss, step=data.step, teacher=model,
             progress=shows_progress(args),
@@ -181,4 +186,4 @@ def _assessed(
         result = assessed()
         found["fine-tuned"] = result.quality.value
     result.save(args.out)
-    return result, {name: interval.value for name, interval in found.items() if interval is not None}
+    return result, {name: interval.value for name, interval in found.items() if interval is not None}, before

@@ -123,7 +123,10 @@ def check_loader(model: nn.Module, loader: Any, name: str, loss: Loss | None = N
     except UnstableError:
         return
     if batch is _NO_BATCH:
-        raise TrainingError(f"The {name} loader is empty. Give one with at least one batch.")
+        raise TrainingError(
+            f"The {name} loader is empty. Give one with at least one batch; with drop_last=True the batch must not be "
+            "larger than the data."
+        )
     moved = on_device(batch, device_of(model))
     if not any(isinstance(a, Tensor) for a in tree_leaves(moved)):
         raise TrainingError(

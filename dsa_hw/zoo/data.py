@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from dsa_hw.errors import ModelError
 from dsa_hw.utils.text import first_line, one_line, unknown_name
@@ -209,7 +210,8 @@ def load_data(
     if is_code(name) and imports:
         return _user_loaders(name)
     near = difflib.get_close_matches(kind, ("digits", "cifar10", "imagefolder"), 1)
-    hint = f" Did you mean {near[0]!r}?" if near and near[0] != kind else ""
+    guess = f"imagefolder:{name}" if Path(name).is_dir() else near[0] if near and near[0] != kind else ""
+    hint = f" Did you mean {one_line(guess, 80)!r}?" if guess else ""
     raise ModelError(f"Unknown data {one_line(name, 80)!r}.{hint} Use {FORMS}.")
 
 
@@ -228,6 +230,11 @@ def _image_folder(
         test = next(name for name in parts if name != "train")
         parts = {**_divided(parts["train"], {"val": val_share}, seed), "test": parts[test]}
     classes = {name: i for i, name in enumerate(parts["train"])}
+    if len(classes) == 1:
+        raise ModelError(
+            f"{root} has only the class {next(iter(classes))!r}, and a classifier needs two or more. Give the folder "
+            "that has a folder for each class."
+        )
     for name, found in parts.items():
         if other := [label for label in found if label not in classes]:
             raise ModelError(f"{root / name} has classes that {root / 'train'} has not, such as {other[0]!r}.")
@@ -266,7 +273,7 @@ def _user_loaders(name: str) -> Data:
     made = call_function(name, "data", what)
     if isinstance(made, Data):
         return made
-    if isinstance(made, tuple) and len(made) in (2, 3):
+    if isinstance(made, (tuple, list)) and len(made) in (2, 3):
         made = dict(zip(("train", "val", "test"), made, strict=False))
     known = ("train", "val", "test", "loss", "step", "metric", "classes")
     if not isinstance(made, dict) or not {"train", "val"} <= set(made):
@@ -274,10 +281,26 @@ def _user_loaders(name: str) -> Data:
         raise ModelError(f"{name} must return {what}; it returned {got}.")
     if other := [key for key in made if key not in known]:
         raise ModelError(unknown_name(f"key of {name}()", str(other[0]), known, "keys"))
-    first = None if isinstance(made["val"], Iterator) else next(iter(made["val"]), None)
+    return Data(shape=_example_shape(name, made["val"]), **{"name": name, "test": None, "classes": None, **made})
+
+
+def _example_shape(name: str, loader: Any) -> tuple[int, ...] | None:
+    """Return the shape of one input of a loader of the user; None where its first batch does not show it.
+
+    Raises:
+        ModelError: The first batch cannot be loaded.
+    """
+    if isinstance(loader, (Iterator, Dataset)) or not isinstance(loader, Iterable):
+        return None  # what uses the loader says what is wrong with it
+    try:
+        first = next(iter(loader), None)
+    except Exception as error:  # whatever the data set of the user raises
+        lines = str(error).strip().splitlines() or [type(error).__name__]  # of a worker: after its traceback
+        raise ModelError(
+            f"The first batch of `val` of {name} cannot be loaded ({one_line(lines[-1], 200)})."
+        ) from error
     inputs = first[0] if isinstance(first, (tuple, list)) and first else None
-    shape = (1, *inputs.shape[1:]) if isinstance(inputs, Tensor) and inputs.ndim > 1 else None
-    return Data(shape=shape, **{"name": name, "test": None, "classes": None, **made})
+    return (1, *inputs.shape[1:]) if isinstance(inputs, Tensor) and inputs.ndim > 1 else None
 
 
 def _digits(batch: int, seed: int, val_share: float) -> Data:

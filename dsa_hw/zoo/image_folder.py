@@ -56,7 +56,10 @@ def class_folders(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
         raise ModelError(f"There is no folder of images {str(folder)!r}.")
     names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise ModelError(f"{root} must have a folder for each class, such as {root / 'cat'}; it has no folders.")
+        raise ModelError(
+            f"{root} must have a folder for each class, such as {root / 'cat'}; it has no folders. Give images "
+            "without classes as --images DIR."
+        )
     return {name: find_images(root / name) for name in names}
 
 

@@ -54,7 +54,7 @@ class Preprocessing:
     def __call__(self, picture: Image) -> Tensor:
         """Resize, crop the centre and normalise, as for evaluation."""
         height, width = self.size
-        picture = picture.convert("RGB")
+        picture = _colour(picture)
         picture = picture.resize(self._resized(*picture.size), self._filter())
         left, top = round((picture.width - width) / 2), round((picture.height - height) / 2)
         return self._normalised(picture.crop((left, top, left + width, top + height)))
@@ -63,7 +63,7 @@ class Preprocessing:
         """Crop a random part, flip it or not, and normalise, as for training."""
         rng = random.Random(seed)
         height, width = self.size
-        picture = picture.convert("RGB")
+        picture = _colour(picture)
         area = rng.uniform(*_AREA) * picture.width * picture.height
         ratio = math.exp(rng.uniform(*map(math.log, _RATIO))) * width / height
         columns = min(max(round(math.sqrt(area * ratio)), 1), picture.width)
@@ -96,3 +96,12 @@ class Preprocessing:
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255.0
         mean, deviation = torch.tensor(self.mean), torch.tensor(self.deviation)
         return ((pixels - mean[:, None, None]) / deviation[:, None, None]).contiguous()
+
+
+def _colour(picture: Image) -> Image:
+    """Return a picture with three channels of 8 bits; of 16 bits of grey, Pillow's own conversion makes white."""
+    if picture.mode.startswith("I"):
+        from PIL import Image
+
+        picture = Image.fromarray((np.asarray(picture) // 256).clip(0, 255).astype(np.uint8))
+    return picture.convert("RGB")

@@ -39,7 +39,7 @@ def call_function(name: str, what: str, returns: str) -> Any:
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
         raise ModelError(
-            f"Cannot import {what} {name!r}. Use the form package.module:factory, with a function that takes no "
+            f"Cannot import {what} {name!r}. Use the form package.module:function, with a function that takes no "
             "arguments."
         )
     with _current_folder_first():
@@ -48,7 +48,7 @@ def call_function(name: str, what: str, returns: str) -> Any:
         except (Exception, SystemExit) as error:  # whatever the module of the user raises
             reason = first_line(error) if isinstance(error, (ImportError, AttributeError)) else _described(error)
             raise ModelError(
-                f"Cannot import {what} {name!r} ({reason}). Use the form package.module:factory."
+                f"Cannot import {what} {name!r} ({reason}). Use the form package.module:function."
             ) from error
         if not callable(function):
             raise ModelError(f"{name} must be a function that returns {returns}; it is {type(function).__name__}.")

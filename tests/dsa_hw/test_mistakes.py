@@ -36,7 +36,7 @@ INSPECT = ["inspect", "--model", "tiny:make", "--input"]
 SWEEP = ["sweep", "--model", "tiny:make", "--budgets"]
 
 COMMANDS = [
-    (["inspect", "--model", ":"], "Cannot import model ':'. Use the form package.module:factory"),
+    (["inspect", "--model", ":"], "Cannot import model ':'. Use the form package.module:function"),
     (["inspect", "--model", ".tiny:make"], "Cannot import model '.tiny:make'. Use the form"),
     (["inspect", "--model", "tiny:"], "Cannot import model 'tiny:'. Use the form"),
     (["inspect", "--model", "tiny:nothing"], "Cannot import model 'tiny:nothing' (module 'tiny' has no attribute"),

@@ -80,8 +80,8 @@ def test_factory_may_return_its_inputs(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--model", "resnet81"], "Did you mean resnet8 or resnet18"),
         (["--model", "timm/no_such_net"], "Unknown model 'timm/no_such_net'"),
-        (["--model", "no.such:thing"], "package.module:factory"),
-        (["--model", f"{HERE}:absent"], "package.module:factory"),
+        (["--model", "no.such:thing"], "package.module:function"),
+        (["--model", f"{HERE}:absent"], "package.module:function"),
         (["--model", f"{HERE}:not_a_module"], "must return a torch.nn.Module"),
         (["--model", f"{HERE}:HERE"], "must be a function"),
         (

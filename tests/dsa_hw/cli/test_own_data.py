@@ -57,3 +57,5 @@ def test_loaders_of_the_user_bring_their_step(
     content = printed_json(capsys, "allocate")
     assert content["certificate"]["quality"]["name"] == "negative loss"
     assert content["certificate"]["quality"]["source"] == "validation data"
+    assert allocate(tmp_path / "tuned", "--data", "own_project:loaders", "--finetune", "1") == 0
+    assert "  before fine-tuning: negative loss -" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from dsa_hw.errors import ModelError
 from dsa_hw.zoo.data import in_order, load_data
@@ -73,6 +74,13 @@ def test_wrong_folders_say_what_is_expected(tmp_path: Path) -> None:
     pets(tmp_path / "c", 3)
     with pytest.raises(ModelError, match="Class 'cat' has 2 images; dividing them needs 3 or more"):
         load_data(f"imagefolder:{tmp_path / 'c'}")
+    pets(tmp_path / "d" / "images", 4)
+    with pytest.raises(ModelError, match=r"has only the class 'images'.*the folder that has a folder for each class"):
+        load_data(f"imagefolder:{tmp_path / 'd'}")
+    with pytest.raises(ModelError, match=r"it has no folders\. Give images without classes as --images DIR"):
+        load_data(f"imagefolder:{tmp_path / 'd' / 'images' / 'cat'}")
+    with pytest.raises(ModelError, match="Did you mean 'imagefolder:"):
+        load_data(str(tmp_path / "d"))
     with pytest.raises(ModelError, match=r"Use digits, cifar10:FILE\.npz, imagefolder:DIR or package\.module:loaders"):
         load_data("imagefolder")
 
@@ -121,6 +129,27 @@ def test_loader_in_order_yields_every_image(tmp_path: Path) -> None:
         assert len(labels) == count
         assert torch.equal(labels, torch.cat([y for _, y in in_order(loader)]))
     assert in_order([X]) == [X]
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise FileNotFoundError(f"{index}.png")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_set_that_fails_is_named(project: ModuleType, workers: int) -> None:
+    project.loaders = lambda: [[(X, Y)], DataLoader(Broken(), 2, num_workers=workers)]
+    with pytest.raises(ModelError, match=r"first batch of `val` of my_project:loaders cannot be loaded .*0\.png"):
+        load_data("my_project:loaders")
+
+
+@pytest.mark.parametrize("loader", [3, Broken(), iter([(X, Y)])])
+def test_what_is_no_loader_is_left_to_its_user(project: ModuleType, loader: Any) -> None:
+    project.loaders = lambda: ([(X, Y)], loader)
+    assert load_data("my_project:loaders").shape is None
 
 
 def test_joining_class_folders_says_what_it_needs(tmp_path: Path) -> None:

@@ -48,3 +48,11 @@ def test_augmented_inputs_depend_on_the_seed_alone() -> None:
 
 def test_another_size_cuts_off_the_same_share() -> None:
     assert Preprocessing((224, 224), (256, 256)).at(112, 112).resize == (128, 128)
+
+
+def test_grey_of_16_bits_is_the_same_picture_as_of_8_bits() -> None:
+    grey = np.asarray(picture(64, 64).convert("L"))
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    found = Preprocessing((64, 64), (64, 64))
+    torch.testing.assert_close(found(deep), found(Image.fromarray(grey)))
+    torch.testing.assert_close(found.augmented(deep, 1), found.augmented(Image.fromarray(grey), 1))
