@@ -113,7 +113,7 @@ def _transformers() -> dict[str, Any]:
     pix = {"input_ids": (1, 12), "pixel_values": (1, 3, 64, 64)}
     return {
         "bert": ("BertConfig", "BertForSequenceClassification", {**small, **lexicon}, words),
-        "bert-mlm (tied)": ("BertConfig", "BertForMaskedLM", {**small, **lexicon}, words),
+        "bert-mlm-tied": ("BertConfig", "BertForMaskedLM", {**small, **lexicon}, words),
         "roberta": ("RobertaConfig", "RobertaForSequenceClassification", {**small, **lexicon}, words),
         "distilbert": (
             "DistilBertConfig",
@@ -183,7 +183,7 @@ def _transformers() -> dict[str, Any]:
             words,
         ),
         "llama": ("LlamaConfig", "LlamaForCausalLM", {**tiny_llm, "use_cache": False}, words),
-        "llama (grouped queries)": ("LlamaConfig", "LlamaForCausalLM", {**gqa, "use_cache": False}, words),
+        "llama-grouped-queries": ("LlamaConfig", "LlamaForCausalLM", {**gqa, "use_cache": False}, words),
         "mistral": ("MistralConfig", "MistralForCausalLM", {**gqa, "use_cache": False}, words),
         "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**gqa, "use_cache": False}, words),
         "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**gqa, "head_dim": 12, "use_cache": False}, words),

@@ -3,18 +3,25 @@
 ``x.view(b, n, 3, heads, c // heads)`` with ``c = x.shape[-1]`` ties the width of attention to the width of its input;
 no attribute can change that. In the shrunk network such a module is replaced by the graph that ``torch.export`` traces
 from it, in which every size along an axis of channels is the number of kept ones. Sizes that vary with the batch or
-the length of a text stay symbolic; other sizes of the input are those of the example inputs. Children of torch's own
-classes stay modules, with their training mode. `find_groups` verifies the result, as everything else.
+the length of a text are computed from those of its inputs; other sizes of the input are those of the example inputs.
+Children of torch's own classes stay modules, with their training mode. `find_groups` verifies the result, as everything
+else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import io
+import itertools
+import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,9 +36,11 @@ from dsa_hw.channels.walk import Value
 from dsa_hw.utils.arrays import Bools
 from dsa_hw.utils.inputs import as_inputs
 from dsa_hw.utils.modules import copy_module
+from dsa_hw.utils.text import first_line
 
 __all__ = ["Rewrite", "resize", "rewrite"]
 
+_logger = logging.getLogger(__name__)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -62,12 +71,12 @@ def rewrite(model: nn.Module, trace: Trace, example_inputs: Any, paths: Sequence
     calls = _calls(model, example_inputs, paths)
     made: dict[Any, fx.GraphModule | None] = {}
     result: dict[str, Rewrite] = {}
-    for path, (call, dynamic) in calls.items():
+    for path, found in calls.items():
         module = model.get_submodule(path)
         inside = [o for o in trace.operations if f"{o.module}.".startswith(f"{path}.") and _computes(o)]
-        for key in [(type(module), _signature(call)), path]:  # modules of a class usually have the same graph
+        for key in [(type(module), *map(_signature, found)), path]:  # modules of a class usually have the same graph
             if key not in made:
-                made[key] = _graph(module, call, dynamic)
+                made[key] = _graph(module, found)
             graph = made[key]
             pairs = _matched(graph, inside, path) if graph is not None else None
             if graph is not None and pairs is not None:
@@ -76,10 +85,10 @@ def rewrite(model: nn.Module, trace: Trace, example_inputs: Any, paths: Sequence
     return result
 
 
-def _calls(model: nn.Module, example_inputs: Any, paths: Sequence[str]) -> dict[str, tuple[Call, list[set[int]]]]:
-    """Return the arguments of the only call of each module, and the dimensions of each tensor that are not constant.
+def _calls(model: nn.Module, example_inputs: Any, paths: Sequence[str]) -> dict[str, list[Call]]:
+    """Return the arguments of the only call of each module: with the example inputs, then with other sizes.
 
-    The network is run without data, on inputs of other batch sizes, lengths and sides where it accepts them.
+    The network is run without data, also on inputs of another batch size and length where it accepts them.
     """
     empty = copy_module(model, {id(t): _empty(t) for t in [*model.parameters(), *model.buffers()]}).eval()
 
@@ -107,23 +116,15 @@ def _calls(model: nn.Module, example_inputs: Any, paths: Sequence[str]) -> dict[
             return run(copy_module(model).eval(), inputs)
         return {}
 
-    plain = record(example_inputs)
-    variants = [record(pytree.tree_map_only(Tensor, change, example_inputs)) for change in (_more, _longer)]
-    base = variants[0] or plain
-    result = {}
-    for path, calls in base.items():
-        if len(calls) != 1:
-            continue
-        others = [v[path][0] for v in [*variants, plain] if v and len(v[path]) == 1]
-        leaves = [pytree.tree_leaves(call) for call in (calls[0], *others)]
-        if any(len(found) != len(leaves[0]) for found in leaves):
-            continue
-        dynamic = [
-            {d for other in same[1:] for d in range(same[0].ndim) if other.shape[d] != same[0].shape[d]}
-            for same in zip(*leaves, strict=True)
-            if isinstance(same[0], Tensor)
-        ]
-        result[path] = (calls[0], dynamic)
+    variants = [pytree.tree_map_only(Tensor, change, example_inputs) for change in (_more, _longer, _both)]
+    distinct_inputs = {_signature(as_inputs(inputs)): inputs for inputs in (example_inputs, *variants)}
+    runs = [record(inputs) for inputs in distinct_inputs.values()]
+    result: dict[str, list[Call]] = {}
+    for path in paths if runs[0] else ():
+        found = [run[path] for run in runs if run]
+        if all(len(calls) == 1 for calls in found):
+            distinct = {_signature(calls[0]): calls[0] for calls in found}
+            result[path] = list(distinct.values())
     return result
 
 
@@ -142,11 +143,29 @@ def _longer(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.ndim < 2 else torch.cat([x, x[..., :1]], -1)
 
 
+def _both(x: Tensor) -> Tensor:
+    return _longer(_more(x))
+
+
 def _signature(call: Call) -> tuple[Any, ...]:
     return tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else str(x) for x in pytree.tree_leaves(call))
 
 
-def _graph(module: nn.Module, call: Call, dynamic: Sequence[set[int]]) -> fx.GraphModule | None:
+def _graph(module: nn.Module, calls: Sequence[Call]) -> fx.GraphModule | None:
+    """Trace a module for each of its calls, and return the first graph, with the sizes that vary as expressions.
+
+    Traces with constant sizes are faster than one with symbols, and have the same operations as that of the network.
+    """
+    graphs = []
+    for call in calls:
+        graph = _exported(module, call)
+        if graph is None:
+            return None
+        graphs.append(graph)
+    return graphs[0] if len(graphs) == 1 or _vary(graphs) else None
+
+
+def _exported(module: nn.Module, call: Call) -> fx.GraphModule | None:
     device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
     made: dict[int, Tensor] = {}  # one tensor for query, key and value stays one
     args, kwargs = pytree.tree_map_only(
@@ -154,11 +173,6 @@ def _graph(module: nn.Module, call: Call, dynamic: Sequence[set[int]]) -> fx.Gra
         lambda t: made.setdefault(id(t), torch.zeros(t.shape, dtype=t.dtype, device=device)),
         call,
     )
-    shapes: Any = torch.export.ShapesCollection()
-    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    for tensor, dims in zip(tensors, dynamic, strict=True):
-        if dims:
-            shapes[tensor] = dict.fromkeys(dims, torch.export.Dim.AUTO)
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     try:
         with (
@@ -168,21 +182,90 @@ def _graph(module: nn.Module, call: Call, dynamic: Sequence[set[int]]) -> fx.Gra
         ):
             warnings.simplefilter("ignore")
             copied = copy_sharing_tensors(module).eval()
-            program = torch.export.export(
-                copied,
-                bound.args,
-                bound.kwargs,
-                dynamic_shapes=shapes if any(dynamic) else None,
-                strict=False,
-            )
-            graph = program.module(check_guards=False)
-    except Exception:
+            program = torch.export.export(copied, bound.args, bound.kwargs, strict=False)
+            return program.module(check_guards=False)  # type: ignore[return-value]
+    except Exception as error:
+        _logger.debug("Cannot trace %s: %s", type(module).__name__, first_line(error))
         return None
-    symbolic = [
-        all(not isinstance(node.meta["val"].shape[d], int) for d in dims)
-        for node, dims in zip(_tensor_inputs(graph), dynamic, strict=False)
-    ]
-    return graph if all(symbolic) else None  # it must accept what the network accepts
+
+
+def _vary(graphs: Sequence[fx.GraphModule]) -> bool:
+    """Replace numbers in the first graph that differ in the others by expressions of the sizes of its inputs.
+
+    Returns:
+        Whether all of them could be expressed; the graph then computes each of the others.
+    """
+    nodes = [list(g.graph.nodes) for g in graphs]
+    if not _tensor_inputs(graphs[0]) or any(
+        [(n.op, _kind(n)) for n in each] != [(n.op, _kind(n)) for n in nodes[0]] for each in nodes
+    ):
+        return False
+    number = [{node: i for i, node in enumerate(each)} for each in nodes]
+    inputs = [_tensor_inputs(g) for g in graphs]
+    sizes = _Sizes(graphs[0].graph, nodes[0])
+    for same in zip(*inputs, strict=True):
+        for dim, found in enumerate(zip(*[n.meta["val"].shape for n in same], strict=True)):
+            if len(set(found)) > 1:
+                sizes.known[same[0], dim] = found
+    for same in zip(*nodes, strict=True):
+        if same[0].op != "call_function":
+            continue
+        flat = [pytree.tree_flatten((n.args, n.kwargs)) for n in same]
+        if any(spec != flat[0][1] for _, spec in flat):
+            return False
+        leaves: list[Any] = []
+        for values in zip(*[found for found, _ in flat], strict=True):
+            if isinstance(values[0], fx.Node):
+                if len({number[i].get(value) for i, value in enumerate(values)}) > 1:
+                    return False
+                leaves.append(values[0])
+            elif all(type(v) is type(values[0]) and v == values[0] for v in values):
+                leaves.append(values[0])
+            elif all(type(v) is int for v in values) and (expression := sizes.expression(values)) is not None:
+                leaves.append(expression)
+            else:
+                return False
+        same[0].args, same[0].kwargs = pytree.tree_unflatten(leaves, flat[0][1])
+    return True
+
+
+def _kind(node: fx.Node) -> str:
+    return "" if node.op in ("placeholder", "output") else str(node.target)
+
+
+class _Sizes:
+    """Sizes of the inputs of a graph that vary, and numbers as expressions of them."""
+
+    def __init__(self, graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+        self.graph = graph
+        last = max(i for i, n in enumerate(nodes) if n.op == "placeholder")
+        self.first = nodes[last + 1]
+        self.known: dict[tuple[fx.Node, int], tuple[int, ...]] = {}
+        self.made: dict[Any, fx.Node] = {}
+
+    def expression(self, values: tuple[int, ...]) -> fx.Node | None:
+        """Return a node with this value in each trace: a multiple of one or two sizes, or a size plus a number."""
+        choices = [(d,) for d in self.known] + list(itertools.combinations_with_replacement(self.known, 2))
+        for dims in choices:
+            product = [prod(found) for found in zip(*[self.known[d] for d in dims], strict=True)]
+            if all(v * product[0] == values[0] * p for v, p in zip(values, product, strict=True)):
+                many = functools.reduce(lambda a, b: self._call(_times, a, b), map(self._size, dims))
+                ratio = Fraction(values[0], product[0])
+                many = many if ratio.numerator == 1 else self._call(_times, many, ratio.numerator)
+                return many if ratio.denominator == 1 else self._call(_over, many, ratio.denominator)
+        for dim, found in self.known.items():
+            if len({v - f for v, f in zip(values, found, strict=True)}) == 1:
+                return self._call(operator.add, self._size(dim), values[0] - found[0])
+        return None
+
+    def _size(self, dim: tuple[fx.Node, int]) -> fx.Node:
+        return self._call(torch.ops.aten.sym_size.int, *dim)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        if (function, *args) not in self.made:
+            with self.graph.inserting_before(self.first):
+                self.made[function, *args] = self.graph.call_function(function, args)
+        return self.made[function, *args]
 
 
 def _tensor_inputs(graph: fx.GraphModule) -> list[fx.Node]:
