@@ -7,6 +7,7 @@ masked copy. Groups that violate this are frozen; the reason names the line of c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,11 +20,12 @@ from torch.utils import _pytree as pytree
 from dsa_hw.channels.assemble import analyse, assemble
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.masking import masked
-from dsa_hw.channels.rewriting import rewrite
+from dsa_hw.channels.rewriting import UnresizableError, rewrite
+from dsa_hw.channels.sizes import parts
 from dsa_hw.channels.surgery import shrink_to
 from dsa_hw.channels.trace import failing_code
 from dsa_hw.channels.walk import Walk
-from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.arrays import Bools, Ints
 from dsa_hw.utils.inputs import as_inputs
 from dsa_hw.utils.modules import copy_module, device_of, evaluating
 from dsa_hw.utils.text import first_line
@@ -79,6 +81,7 @@ class _BrokenError(Exception):
     def __init__(self, reason: str, module: str = "") -> None:
         super().__init__(reason)
         self.module = module
+        self.kept: Sequence[Ints] = ()
 
 
 def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_inputs: Any) -> ChannelGroups:
@@ -95,7 +98,7 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
             except _BrokenError as broken:
                 if test == check.shapes and not check.runs_on_meta(groups):
                     break  # the dense network does not run without data either: leave it to check.values
-                if _rewritten(model, walk, groups, example_inputs, broken, tried):
+                if _rewritten(model, walk, groups, example_inputs, check.origins(groups, broken), tried):
                     continue
                 suspects = _suspects(groups, broken)
                 culprits = _isolate(test, groups, rng, suspects) or _isolate(test, groups, rng, range(len(groups)))
@@ -108,17 +111,16 @@ def _verified(model: nn.Module, walk: Walk, groups: ChannelGroups, example_input
 
 
 def _rewritten(
-    model: nn.Module, walk: Walk, groups: ChannelGroups, inputs: Any, broken: _BrokenError, tried: set[str]
+    model: nn.Module, walk: Walk, groups: ChannelGroups, inputs: Any, origins: Sequence[str], tried: set[str]
 ) -> bool:
-    """Replace a module around a failure, and all of its class, by their graphs.
+    """Replace a module that may hold a channel count, and all of its class, by their graphs.
 
-    That is the innermost one with code of its own; then, if that did not help, the one around it.
+    That is the first of ``origins``; then, if that did not help, the one around it.
 
     Returns:
         Whether there was a module left to try.
     """
-    around = [part for part in _ancestors(broken.module) if _can_be_rewritten(model.get_submodule(part))][:2]
-    path = next((part for part in around if part not in tried), "")
+    path = next((part for part in origins[:2] if part not in tried), "")
     if not path:
         return False
     kind = type(model.get_submodule(path))
@@ -203,6 +205,15 @@ def _suspects(groups: ChannelGroups, broken: _BrokenError) -> list[int]:
     return found if broken.module and found else list(range(len(groups)))
 
 
+def _expected_inputs(groups: ChannelGroups, path: str, mask: Bools) -> set[tuple[int, ...]]:
+    """Return the shapes of all tensors that the operations of a module take from outside of it."""
+    walk = groups.counted.walk
+    inside = {o.name: o for o in walk.trace.operations if f"{o.module}.".startswith(f"{path}.")}
+    outside = {node.name for o in inside.values() for node in o.node.all_input_nodes} - inside.keys()
+    given = [value for name in outside - walk.trace.tensors.keys() for value in parts(walk.values[name])]
+    return {groups.counted.shape(value, mask) for value in given}
+
+
 class _Check:
     """Checks of channel groups of one model: on shapes without data, which is cheap, and on values."""
 
@@ -220,15 +231,51 @@ class _Check:
 
     def shapes(self, groups: ChannelGroups, kept: Sequence[Ints]) -> None:
         """Check that the shrunk network runs."""
-        small = shrink_to(self.model, groups, kept, device="meta")
-        _forward(small, pytree.tree_map_only(Tensor, lambda t: t.to("meta"), self.inputs))
+        try:
+            _forward(_shrunk(self.model, groups, kept, device="meta"), self._empty_inputs())
+        except _BrokenError as broken:
+            broken.kept = kept
+            raise
+
+    def origins(self, groups: ChannelGroups, broken: _BrokenError) -> list[str]:
+        """Return the modules around a failure that were called with inputs of the expected shapes, innermost first.
+
+        A layer that fails because its input is wrong has no fault; the code that called it has.
+        """
+        around = list(_ancestors(broken.module))
+        if broken.kept:
+            found = self._input_shapes(groups, broken.kept, around)
+            mask = groups.flat_mask(broken.kept)
+            around = [path for path in around if found.get(path, set()) <= _expected_inputs(groups, path, mask)]
+        return [path for path in around if _can_be_rewritten(self.model.get_submodule(path))]
+
+    def _input_shapes(
+        self, groups: ChannelGroups, kept: Sequence[Ints], paths: Sequence[str]
+    ) -> dict[str, set[tuple[int, ...]]]:
+        """Run the shrunk network, which fails; return the shapes of the tensors that each module was called with."""
+        found: dict[str, set[tuple[int, ...]]] = {}
+
+        def record(path: str, inputs: Any) -> None:
+            found[path] = {tuple(x.shape) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor)}
+
+        with contextlib.suppress(_BrokenError):
+            small = _shrunk(self.model, groups, kept, device="meta")
+            for path in paths:
+                small.get_submodule(path).register_forward_pre_hook(
+                    lambda _, args, kwargs, path=path: record(path, (args, kwargs)), with_kwargs=True
+                )
+            _forward(small, self._empty_inputs())
+        return found
+
+    def _empty_inputs(self) -> Any:
+        return pytree.tree_map_only(Tensor, lambda t: t.to("meta"), self.inputs)
 
     def values(self, groups: ChannelGroups, kept: Sequence[Ints]) -> None:
         """Check that shrunk and masked network give equal outputs with random weights."""
         gap = float("inf")
         for dtype in (torch.float32, torch.float64):  # deep networks amplify rounding: repeat in double
             dense, inputs = self._randomised(dtype)
-            found = _forward(shrink_to(dense, groups, kept), inputs)  # first, because it may fail
+            found = _forward(_shrunk(dense, groups, kept), inputs)  # first, because it may fail
             with masked(dense, groups, kept):
                 gap = difference(_forward(dense, inputs), found)
             if gap <= _TOLERANCE:
@@ -258,6 +305,13 @@ def difference(expected: Any, found: Any) -> float:
             gap = float((a - b).abs().max()) / scale
             gaps.append(gap if np.isfinite(gap) else float("inf"))
     return max(gaps)
+
+
+def _shrunk(model: nn.Module, groups: ChannelGroups, kept: Sequence[Ints], device: str | None = None) -> nn.Module:
+    try:
+        return shrink_to(model, groups, kept, device)
+    except UnresizableError as error:
+        raise _BrokenError(f"the code depends on this channel count: {error}", error.module) from error
 
 
 def _forward(model: nn.Module, example_inputs: Any) -> Any:

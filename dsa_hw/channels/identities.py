@@ -173,6 +173,10 @@ class Ledger:
             self.uses.append(Use(owner, None, ids, "free", operation))
         return ids
 
+    def elements(self, owner: str) -> Ids | None:
+        """Return the identities of a tensor that is used element by element, or None for another."""
+        return self._slots.get((owner, None))
+
     def box(self, ids: Ids, reason: str) -> None:
         """Require that only whole rows and columns of this array are removed, never single entries."""
         self.boxes.append((ids, reason))

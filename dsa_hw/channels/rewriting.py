@@ -35,17 +35,19 @@ from dsa_hw.channels.trace import Trace, TracedOperation, as_operation, copy_sha
 from dsa_hw.channels.walk import Value
 from dsa_hw.utils.arrays import Bools
 from dsa_hw.utils.inputs import as_inputs
-from dsa_hw.utils.modules import copy_module
+from dsa_hw.utils.modules import copy_module, device_of
 from dsa_hw.utils.text import first_line
 
-__all__ = ["Rewrite", "resize", "rewrite"]
+__all__ = ["Rewrite", "UnresizableError", "resize", "rewrite"]
 
 _logger = logging.getLogger(__name__)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class UnresizableError(Exception):
-    """An operation whose arguments cannot be adapted to fewer channels."""
+    """An operation in a module (named ``module``) whose arguments cannot be adapted to fewer channels."""
+
+    module = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +168,7 @@ def _graph(module: nn.Module, calls: Sequence[Call]) -> fx.GraphModule | None:
 
 
 def _exported(module: nn.Module, call: Call) -> fx.GraphModule | None:
-    device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+    device = device_of(module)
     made: dict[int, Tensor] = {}  # one tensor for query, key and value stays one
     args, kwargs = pytree.tree_map_only(
         Tensor,
@@ -183,7 +185,7 @@ def _exported(module: nn.Module, call: Call) -> fx.GraphModule | None:
             warnings.simplefilter("ignore")
             copied = copy_sharing_tensors(module).eval()
             program = torch.export.export(copied, bound.args, bound.kwargs, strict=False)
-            return program.module(check_guards=False)  # type: ignore[return-value]
+            return program.module(check_guards=False)
     except Exception as error:
         _logger.debug("Cannot trace %s: %s", type(module).__name__, first_line(error))
         return None
@@ -314,12 +316,7 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
     """
 
     def line(value: Value, axis: int) -> Bools:
-        """Which positions of an axis are kept."""
-        ids = value.ids
-        if ids.shape[axis] == 1:
-            return np.ones(value.shape[axis], bool)
-        kept = mask[sizes.units(ids)]
-        return np.asarray(kept.any(axis=tuple(a for a in range(ids.ndim) if a != axis)))
+        return sizes.kept(value, axis, mask)
 
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
@@ -348,6 +345,7 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
         operation = given.operations.get(node.name)
         if operation is not None:
             _adapt(graph, new, operation, values, line)
+        _follow_device(graph, new)
     if names is None:
         graph._codegen = given.module.graph._codegen
     result = fx.GraphModule(_Root(small, constants), graph, f"Resized{type(small).__name__}")
@@ -356,12 +354,24 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
     result.__dict__["_buffers"] = dict(small._buffers)
     result.__dict__["_non_persistent_buffers_set"] = set(small._non_persistent_buffers_set)
     for target, tensor in constants.items():
-        result.register_buffer(target, tensor.clone(), persistent=False)
+        result.register_buffer(target, tensor.to(device_of(small), copy=True), persistent=False)
     # Code around the module may read its attributes; without an entry in ``meta`` a copy of the graph loses them.
     plain = {k: v for k, v in vars(small).items() if isinstance(v, (bool, int, float, str)) and k not in vars(result)}
     result.__dict__.update(plain)
     result.meta["_user_preserved_attributes"] = plain
     return result.train(small.training)
+
+
+def _follow_device(graph: fx.Graph, node: fx.Node) -> None:
+    """Put what ``forward`` creates or moves to a device on the device of the first input."""
+
+    def follow(value: Any) -> Any:
+        return graph.call_function(getattr, (source, "device")) if isinstance(value, torch.device) else value
+
+    source = next((n for n in graph.nodes if n.op == "placeholder"), None)
+    if source is not None and any(isinstance(v, torch.device) for v in pytree.tree_leaves((node.args, node.kwargs))):
+        with graph.inserting_before(node):
+            node.args, node.kwargs = pytree.tree_map(follow, (node.args, node.kwargs))
 
 
 def _argument_names(graph: fx.Graph) -> list[str] | None:
@@ -424,7 +434,7 @@ def _adapt(graph: fx.Graph, node: fx.Node, operation: TracedOperation, values: M
     elif kind == "unflatten":
         first = arguments["dim"] % len(source.shape)
         _set(graph, node, 2, _scaled(graph, node, node.args[2], first, values[operation.name], line))
-    elif kind in ("split", "split_with_sizes"):
+    elif kind in ("split", "split_with_sizes", "chunk"):
         axis = arguments["dim"] % len(source.shape)
         kept = line(source, axis)
         if not kept.all():

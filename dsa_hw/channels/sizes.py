@@ -18,7 +18,7 @@ from dsa_hw.channels.counts import Count, Operation, Term
 from dsa_hw.channels.identities import Ids
 from dsa_hw.channels.trace import TracedOperation
 from dsa_hw.channels.walk import Value, Walk
-from dsa_hw.utils.arrays import Ints
+from dsa_hw.utils.arrays import Bools, Ints
 
 __all__ = ["Cut", "Sizes", "parts"]
 
@@ -78,6 +78,17 @@ class Sizes:
     @cached_property
     def _group_of_unit(self) -> Ints:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    def kept(self, value: Value, axis: int, mask: Bools) -> Bools:
+        """Return which positions of an axis are kept, with ``mask`` True for each kept unit."""
+        ids = self.walk.known(value).ids
+        if ids.shape[axis] == 1:
+            return np.ones(value.shape[axis], bool)
+        return np.asarray(mask[self.units(ids)].any(axis=tuple(a for a in range(ids.ndim) if a != axis)))
+
+    def shape(self, value: Value, mask: Bools) -> tuple[int, ...]:
+        """Return the shape of a tensor in the shrunk network, with ``mask`` True for each kept unit."""
+        return tuple(int(self.kept(value, axis, mask).sum()) for axis in range(len(value.shape)))
 
     def elements(self, value: Value) -> Count:
         """Return the number of elements of an activation."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from dsa_hw.channels.groups import ChannelGroups
 from dsa_hw.channels.importance import Importance, select_channels
-from dsa_hw.channels.rewriting import resize
+from dsa_hw.channels.rewriting import UnresizableError, resize
 from dsa_hw.channels.trace import tensor_attributes
 from dsa_hw.channels.walk import Pad
 from dsa_hw.errors import WidthError
@@ -212,7 +212,11 @@ def _rewrite(small: nn.Module, groups: ChannelGroups, mask: Bools, slices: Mappi
     for path, given in walk.rewrites.items():
         if any(f"{name}.".startswith(f"{path}.") for name in slices):
             parent, _, leaf = path.rpartition(".")
-            new = resize(given, groups.counted, walk.values, mask, small.get_submodule(path))
+            try:
+                new = resize(given, groups.counted, walk.values, mask, small.get_submodule(path))
+            except UnresizableError as error:
+                error.module = path
+                raise
             setattr(small.get_submodule(parent), leaf, new)
 
 

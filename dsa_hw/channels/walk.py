@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -135,6 +135,13 @@ class Walk:
             ids = self.ledger.free(value.name, value.shape, self.name)
             return Value(ids, value.shape, value.itemsize, value.name, value.number)
         return value
+
+    def known(self, value: Value) -> Value:
+        """Return a value with the identities that the walk gave to its elements, if it is a parameter or buffer."""
+        if value.name is None or value.ids.size:
+            return value
+        ids = self.ledger.elements(value.name)
+        return replace(value, ids=fixed(len(value.shape)) if ids is None else ids)
 
     def tensor_name(self, argument: Any) -> str | None:
         """Return the state_dict name of an argument that is a floating-point parameter or buffer, else None."""
