@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dsa_hw.channels.identities import Ids, fixed
+from dsa_hw.channels.identities import FIXED, Ids, fixed, varying
 from dsa_hw.channels.trace import TracedOperation
 from dsa_hw.channels.walk import Flops, Walk, rule, unknown
 
@@ -80,11 +80,21 @@ def linear(walk: Walk, operation: TracedOperation) -> Ids:
 
 
 def linear_layer(walk: Walk, operation: TracedOperation, source: Any, weight: Any, bias: Any, dim_in: int) -> Ids:
-    """Create the outputs of a matrix product with a parameter that has its inputs on dimension ``dim_in``."""
+    """Create the outputs of a matrix product with a parameter that has its inputs on dimension ``dim_in``.
+
+    Where the channels are on another axis (a layer that mixes tokens), each channel is treated alike: they pass on, and
+    the weights stay whole.
+    """
     value = walk.value(source)
+    name = walk.tensor_name(weight)
+    if varying(value.ids) and value.ids.shape[-1] == 1 and name is not None:
+        for dim, size in ((dim_in, value.shape[-1]), (1 - dim_in, walk.shape[-1])):
+            walk.ledger.slot(name, dim, np.full(size, FIXED), "per", walk.name)
+        walk.per_channel(bias, np.full(walk.shape[-1], FIXED))
+        walk.flops.append(Flops(walk.name, 2.0 * walk.shape[-1] * prod(value.shape) / value.ids.size, (value.ids,)))
+        return value.ids
     incoming = walk.vector(value, -1)
     rank = len(walk.shape)
-    name = walk.tensor_name(weight)
     if name is None:
         walk.ledger.freeze(incoming, f"the weight of {operation} is computed")
         walk.flops.append(Flops(walk.name, 2.0 * prod(value.shape) * walk.shape[-1], ()))
