@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from dsa_hw.channels.groups import ROOT, ChannelGroups, Frozen
 from dsa_hw.channels.identities import Ids, Use, fixed
 from dsa_hw.channels.rules import run
 from dsa_hw.channels.sizes import Cut, Sizes, parts
+from dsa_hw.channels.standardised import standardised_weights
 from dsa_hw.channels.trace import Trace, trace
 from dsa_hw.channels.walk import LARGEST_FREE_TENSOR, Pad, Value, Walk
 from dsa_hw.utils.arrays import Ints
@@ -53,7 +54,13 @@ def _walk(traced: Trace) -> Walk:
             walk.values[node.name] = Value(fixed(meta.ndim), tuple(int(n) for n in meta.shape), meta.element_size())
         else:
             walk.values[node.name] = Value(fixed(0), ())
+    walk.standardised = standardised_weights(traced)
+    computing = {name for found in walk.standardised.values() for name in found.inside}
     for operation in traced.operations:
+        if operation.name in computing:  # their convolution records the channels of its weight
+            meta = operation.node.meta["val"]
+            walk.values[operation.name] = Value(fixed(meta.ndim), tuple(meta.shape), meta.element_size())
+            continue
         for node in operation.node.all_input_nodes:
             walk.values.setdefault(node.name, Value(fixed(0), ()))  # subgraphs of higher-order operations
         run(walk, operation)
@@ -191,6 +198,12 @@ def _means(walk: Walk, counted: Sizes) -> dict[str, tuple[tuple[int, Ids] | None
     return {path: tuple(calls) for path, calls in result.items()}
 
 
+def _standardised(walk: Walk, cuts: Iterable[Cut]) -> dict[str, Ints]:
+    """Return the units of the inputs of each module that standardises its weight."""
+    modules = {o.name: o.module for o in walk.trace.operations if o.name in walk.standardised}
+    return {modules[cut.operation]: cut.units for cut in cuts if cut.role == "standardised"}
+
+
 def _groups(
     walk: Walk, model: nn.Module, labels: Ids, unit: Ids, names: Sequence[str], sizes: Ints, **more: Any
 ) -> ChannelGroups:
@@ -221,6 +234,7 @@ def _groups(
         pads=tuple((pad, counted.units(pad.ids)) for pad in walk.pads),
         extents=tuple((e.module, e.axis, counted.units(e.ids)) for e in walk.extents),
         means=_means(walk, counted),
+        standardised=_standardised(walk, cuts.values()),
         counted=dataclasses.replace(counted, cuts=tuple(cuts.values())),
         **more,
     )

@@ -83,6 +83,8 @@ class ChannelGroups:
     """For each group, one identity of each of its units."""
     means: Mapping[str, tuple[tuple[int, Ids] | None, ...]] = field(repr=False)
     """Module -> its calls of ``mean`` in order: axis and unit at each position, or None for one not over channels."""
+    standardised: Mapping[str, Ints] = field(repr=False)
+    """Convolution that standardises its weight -> the unit of each of its inputs."""
     counted: Sizes = field(repr=False)
     """Sizes of the network as functions of the keep ratios."""
 

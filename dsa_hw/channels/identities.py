@@ -94,7 +94,8 @@ class Use:
     """One place where identities are counted or removed: a dimension of a tensor, or an activation.
 
     ``role``: "out" (created here), "in" (summed over here), "per" (one value per channel), "norm" (one value per
-    channel, and statistics over all of them), "free" (a tensor used element by element; ``dim`` is None and ``ids`` has
+    channel, and statistics over all of them), "standardised" (summed over by a convolution that normalises its weight
+    with statistics over it), "free" (a tensor used element by element; ``dim`` is None and ``ids`` has
     its shape), "pad" (zeros inserted here), "activation" (elements of the output of an operation).
     """
 

@@ -82,9 +82,14 @@ def masked(model: nn.Module, groups: ChannelGroups, kept: Sequence[Any]) -> Iter
     for module, _ in recurrent:  # it uses a list of its weights instead of its attributes
         module.__dict__["_flat_weights"] = [getattr(module, leaf) for leaf in module._flat_weights_names]
     mode = _KeptStatistics(norms)
+    standardised = {path: flat[torch.from_numpy(units).to(flat.device)] for path, units in groups.standardised.items()}
     wrapped = [
         (module := model.get_submodule(path), vars(module).get("forward"), mode.forward(module, calls, flat))
         for path, calls in groups.means.items()
+    ]
+    wrapped += [
+        (module := model.get_submodule(path), vars(module).get("forward"), mode.standardising(module, line))
+        for path, line in standardised.items()
     ]
     for module, _, forward in wrapped:
         module.__dict__["forward"] = forward
@@ -124,6 +129,7 @@ class _KeptStatistics(TorchFunctionMode):
         super().__init__()
         self.masks = masks
         self.means: list[Iterator[tuple[int, Tensor] | None]] = []
+        self.inputs: list[Tensor] = []
 
     def forward(self, module: nn.Module, calls: Sequence[tuple[int, Any] | None], flat: Tensor) -> Any:
         """Return the forward of ``module`` with masked means."""
@@ -140,6 +146,19 @@ class _KeptStatistics(TorchFunctionMode):
 
         return run
 
+    def standardising(self, module: nn.Module, line: Tensor) -> Any:
+        """Return the forward of a convolution that standardises its weight, with statistics over the kept inputs."""
+        original = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.inputs.append(line)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.inputs.pop()
+
+        return run
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (functional.layer_norm, torch.layer_norm):
@@ -148,6 +167,10 @@ class _KeptStatistics(TorchFunctionMode):
             return self._norm(func, args, kwargs, ("input", "normalized_shape", "weight", "eps"), None)
         if func in (functional.group_norm, torch.group_norm):
             return self._norm(func, args, kwargs, ("input", "num_groups", "weight", "bias", "eps"), 1e-5)
+        if func in (functional.batch_norm, torch.batch_norm) and self.inputs:
+            names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            return _kept_weight(given["input"], given.get("weight"), given.get("eps", 1e-5), self.inputs[-1])
         if func in (torch.mean, Tensor.mean) and self.means and (found := next(self.means[-1])) is not None:
             return _kept_mean(func(*args, **kwargs), args[0] if args else kwargs["input"], *found)
         return func(*args, **kwargs)
@@ -178,6 +201,13 @@ def _kept_mean(plain: Tensor, x: Tensor, axis: int, mask: Tensor) -> Tensor:
     """Compute the mean of ``x`` over the kept channels, in shape and type of ``plain``."""
     weight = (mask / mask.sum()).to(x.dtype)
     return torch.movedim(x, axis, -1).matmul(weight).reshape(plain.shape).to(plain.dtype)
+
+
+def _kept_weight(weight: Tensor, scale: Tensor | None, eps: float, mask: Tensor) -> Tensor:
+    """Standardise a weight (1, outputs, inputs * taps) over its kept inputs; the others become zero."""
+    columns = mask.to(weight.dtype).repeat_interleave(weight.shape[-1] // len(mask))
+    result = _standardise(weight, columns, eps, centre=True) * columns
+    return result if scale is None else result * scale.view(1, -1, 1)
 
 
 def _standardise(x: Tensor, mask: Tensor, eps: float, *, centre: bool) -> Tensor:

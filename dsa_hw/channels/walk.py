@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dsa_hw.channels.identities import Ids, Ledger, fixed, varying
+from dsa_hw.channels.standardised import Standardised
 from dsa_hw.channels.trace import Trace, TracedOperation
 from dsa_hw.utils.arrays import Bools, Ints
 from dsa_hw.utils.text import one_line
@@ -102,6 +103,8 @@ class Walk:
     means: list[Mean] = field(default_factory=list)
     rewrites: dict[str, Any] = field(default_factory=dict)
     """Name of a module whose code contains a channel count -> its graph (`dsa_hw.channels.rewriting.Rewrite`)."""
+    standardised: dict[str, Standardised] = field(default_factory=dict)
+    """Convolution -> the weight that it standardises."""
     current: TracedOperation | None = None
 
     @cached_property
@@ -121,7 +124,7 @@ class Walk:
                 np.add.at(signature, found, random[number] * np.uint64(use.weight))
             if use.role == "out":
                 producer[found[producer[found] < 0]] = number
-            elif use.role in ("in", "norm"):
+            elif use.role in ("in", "norm", "standardised"):
                 consumed[found] = True
         return signature, producer, consumed
 

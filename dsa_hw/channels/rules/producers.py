@@ -32,7 +32,9 @@ def convolution(walk: Walk, operation: TracedOperation) -> Ids:
     groups = int(arguments["groups"])
     incoming = walk.vector(value, axis)
     outgoing_count = walk.shape[axis]
-    name = walk.tensor_name(weight)
+    name, reading = walk.tensor_name(weight), "in"
+    if (standardised := walk.standardised.get(operation.name)) is not None:
+        name, reading = standardised.weight, "standardised"
     spatial_size = prod((value.shape if transposed else walk.shape)[axis + 1 :])
     scale = 2.0 * prod(walk.shape[:axis]) * spatial_size * prod(kernel[2:])
     if name is None:
@@ -43,7 +45,7 @@ def convolution(walk: Walk, operation: TracedOperation) -> Ids:
     factors: tuple[Ids, ...]
     dim_in, dim_out = (0, 1) if transposed else (1, 0)
     if groups == 1:
-        ledger.slot(name, dim_in, incoming, "in", walk.name)
+        ledger.slot(name, dim_in, incoming, reading, walk.name)
         outgoing = ledger.made(name, dim_out, outgoing_count, "out", walk.name)
         factors = (outgoing, incoming)
     elif len(incoming) == groups:
@@ -63,12 +65,14 @@ def convolution(walk: Walk, operation: TracedOperation) -> Ids:
             outgoing = np.tile(first_out, groups)
             factors = (first_out, incoming)
         else:
-            ledger.slot(name, 1, first_in, "in", walk.name)
+            ledger.slot(name, 1, first_in, reading, walk.name)
             outgoing = ledger.made(name, 0, outgoing_count, "out", walk.name)
             ledger.join_along(outgoing.reshape(groups, -1), [0], walk.reason)
             factors = (outgoing, first_in)
     walk.flops.append(Flops(walk.name, scale, factors))
     walk.per_channel(arguments["bias"], outgoing)
+    if standardised is not None and standardised.scale is not None:
+        ledger.slot(standardised.scale, 0, outgoing, "per", walk.name)
     return outgoing.reshape((1,) * axis + (-1,) + (1,) * rank)
 
 

@@ -64,7 +64,8 @@ def elimination(
     found: list[Floats | None] = []
     for start, size in zip(groups.offsets[:-1].tolist(), groups.sizes.tolist(), strict=True):
         units = np.arange(start, start + size)
-        cuts = [cut for cut in groups.cuts if cut.role == "in" and np.isin(cut.units, units).any()]
+        readers = ("in", "standardised")  # of the latter, no weights are columns of one matrix
+        cuts = [cut for cut in groups.cuts if cut.role in readers and np.isin(cut.units, units).any()]
         reading = [_Elimination.of(layers.get(cut.tensor), cut.units, units) for cut in cuts]
         usable = [layer for layer in reading if layer is not None]
         found.append(_removed(usable, size) if usable and len(usable) == len(reading) else None)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from dsa_hw import find_groups
 from dsa_hw.channels.assemble import analyse
 from dsa_hw.channels.trace import trace
 from dsa_hw.channels.walk import RULES
@@ -544,3 +545,23 @@ def test_unknown_operation_is_reported_with_its_name_and_place() -> None:
     _, groups = analyse(model.eval(), inputs)
     reasons = [frozen.reason for frozen in groups.frozen]
     assert any("fft_fft2" in reason and "proving.py:" in reason for reason in reasons)
+
+
+class TokenMixing(nn.Module):
+    """A block of MLP-Mixer: a layer over the tokens, between two axes that it exchanges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.tokens, self.out = nn.LayerNorm(8), nn.Linear(9, 9), nn.Linear(9, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x).transpose(1, 2)
+        return x + self.out(self.tokens(y).relu()).transpose(1, 2)
+
+
+def test_layers_over_tokens_pass_channels_on() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), TokenMixing(), nn.Linear(8, 4))
+    inputs = torch.randn(2, 9, 3)
+    groups = find_groups(model, inputs)
+    assert sizes(groups) == [8]
+    prove(model, groups, inputs, seed=1)
