@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -229,3 +231,34 @@ def test_plan_of_another_network_is_refused() -> None:
     small, plan = cut(model, torch.randn(2, 3, 12, 12), 0.5)
     with pytest.raises(TrainingError, match="another network"):
         recover(small, Residual(width=8).eval(), [torch.randn(8, 3, 12, 12)], plan)
+
+
+@given(
+    outputs=st.integers(1, 6), kernel=st.sampled_from([1, 2, 3]), stride=st.integers(1, 2), bias=st.booleans(),
+    kept=st.sets(st.integers(0, 7), min_size=1, max_size=7), copies=st.booleans(), seed=st.integers(0, 10**6),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_refitted_layer_is_never_worse_than_the_mean_and_exact_for_affine_copies(
+    outputs: int, kernel: int, stride: int, bias: bool, kept: set[int], copies: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    first, second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, outputs, kernel, stride, bias=bias)
+    units = sorted(kept)
+    if copies and bias:  # a constant needs somewhere to go
+        with torch.no_grad():
+            for unit in set(range(8)) - kept:
+                first.weight[unit] = 2 * first.weight[units[0]] - first.weight[units[-1]]
+    model = nn.Sequential(first, second).eval()
+    inputs = torch.randn(40, 3, 6, 6)
+    groups = find_groups(model, inputs[:1])
+    small = shrink(model, groups, [units])
+    with torch.no_grad():
+        wanted, as_cut = model(inputs), small(inputs)
+        if bias:
+            as_cut += (wanted - as_cut).mean(dim=(0, 2, 3), keepdim=True)
+        (row,) = recover(small, model, [inputs], Plan.of(groups, [units]))
+        found = small(inputs)
+    assert row.after <= row.before
+    assert (found - wanted).square().mean() <= 1.02 * (as_cut - wanted).square().mean() + 1e-9
+    if copies and bias:
+        assert (found - wanted).square().mean() < 1e-4 * wanted.var().clamp(min=1e-3)
