@@ -23,7 +23,7 @@ from dsa_hw.pipeline.quality import Source
 from dsa_hw.training.loaders import unlabelled, without_augmentation
 from dsa_hw.training.origins import Origin, read_state, write_state
 from dsa_hw.training.synthesis import can_match_statistics, match_statistics, statistics_distance
-from dsa_hw.training.workload import Workload, measure_workload
+from dsa_hw.training.workload import measure_workload
 from dsa_hw.utils.files import cache_folder
 from dsa_hw.utils.inputs import as_path
 from dsa_hw.utils.modules import device_of, weights_digest
@@ -97,26 +97,24 @@ def unlabelled_set(
         TrainingError: There are no inputs, or they are not finite.
         ModelError: The folder has no images, or the network takes none.
     """
-    work = measure_workload(model, example_inputs)
-    limit = max(min(_IMAGES, work.fitting), _LEAST)
     if images is None:
         if not can_match_statistics(model) or len(example_inputs) != 1:
             return None
-        made = _synthesised(model, example_inputs, work, limit, seed, listener)
-        return _divided((made,), limit, "synthesised inputs")
-    most = limit + _HELD_OUT_MOST
+        made = _synthesised(model, example_inputs, seed, listener)
+        return _divided((made,), "synthesised inputs")
+    most = _IMAGES + _HELD_OUT_MOST
     if isinstance(images, (str, os.PathLike)):
         listener("reading images", 0.0)
         tensors: tuple[Tensor, ...] = (_from_folder(model, as_path(images, "images"), example_inputs, most, seed),)
     else:
         tensors = unlabelled(without_augmentation(images), most, device_of(model))
-    return _divided(tensors, limit, "images without labels")
+    return _divided(tensors, "images without labels")
 
 
-def _divided(inputs: tuple[Tensor, ...], limit: int, source: Source) -> UnlabelledSet:
+def _divided(inputs: tuple[Tensor, ...], source: Source) -> UnlabelledSet:
     """Hold out an eighth of the inputs, or what recovery does not use."""
     count = len(inputs[0])
-    apart = min(max(count - limit, int(_HELD_OUT * count)), _HELD_OUT_MOST)
+    apart = min(max(count - _IMAGES, int(_HELD_OUT * count)), _HELD_OUT_MOST)
     if apart == 0:  # very few: compared on those that are used
         return UnlabelledSet(inputs, inputs, source)
     return UnlabelledSet(tuple(x[:-apart] for x in inputs), tuple(x[-apart:] for x in inputs), source)
@@ -155,8 +153,6 @@ def normalised(images: Tensor, name: str) -> Tensor:
 def _synthesised(
     model: nn.Module,
     example: tuple[Any, ...],
-    work: Workload,
-    limit: int,
     seed: int,
     listener: Callable[[str, float], None],
 ) -> Tensor:
@@ -164,7 +160,7 @@ def _synthesised(
 
     How many depends on the network alone, not on the speed of the computer, so that a seed gives one result.
     """
-    count, origin, file = _synthesis(model, example, work, limit, seed)
+    count, origin, file = _synthesis(model, example, seed)
     size = min(_BATCH, count)
     if file is not None and file.exists():
         try:
@@ -192,16 +188,14 @@ def synthesis_passes(model: nn.Module, example_inputs: tuple[Any, ...], seed: in
     """Return how many inputs pass through the network while inputs are synthesised: none if they are in the cache."""
     if not can_match_statistics(model) or len(example_inputs) != 1:
         return 0
-    work = measure_workload(model, example_inputs)
-    count, _, file = _synthesis(model, example_inputs, work, max(min(_IMAGES, work.fitting), _LEAST), seed)
+    count, _, file = _synthesis(model, example_inputs, seed)
     return 0 if file is not None and file.exists() else _STEPS * count
 
 
-def _synthesis(
-    model: nn.Module, example: tuple[Any, ...], work: Workload, limit: int, seed: int
-) -> tuple[int, Origin, Path | None]:
+def _synthesis(model: nn.Module, example: tuple[Any, ...], seed: int) -> tuple[int, Origin, Path | None]:
     """Return how many inputs to synthesise, all that they depend on, and their file in the cache."""
-    count = int(min(max(_SYNTHESIS // work.operations, _LEAST), limit))
+    work = measure_workload(model, example)
+    count = int(min(max(_SYNTHESIS // work.operations, _LEAST), max(work.fitting, _LEAST), _IMAGES))
     settings = {"shape": list(example[0].shape[1:]), "dtype": str(example[0].dtype), "count": count, "steps": _STEPS}
     origin = Origin.of({**settings, "seed": seed, "weights": weights_digest(model)})
     return count, origin, _cached_file(origin)

@@ -47,8 +47,11 @@ class Moments:
         n = self.n
         dx, dy, mx, my = x - self.x0, y - self.y0, self.x / n, self.y / n
         outer = torch.einsum
-        xx = self.xx / n - outer("gi,gj->gij", mx, dx) - outer("gi,gj->gij", dx, mx) + outer("gi,gj->gij", dx, dx)
-        xy = self.xy / n - outer("gi,gj->gij", mx, dy) - outer("gi,gj->gij", dx, my) + outer("gi,gj->gij", dx, dy)
+        xx, xy = self.xx / n, self.xy / n  # (d, d) takes 170 MB for 3 x 3 filters of 512 channels: one at a time
+        for a, b, sign in ((mx, dx, -1), (dx, mx, -1), (dx, dx, 1)):
+            xx.add_(outer("gi,gj->gij", a, b), alpha=sign)
+        for a, b, sign in ((mx, dy, -1), (dx, my, -1), (dx, dy, 1)):
+            xy.add_(outer("gi,gj->gij", a, b), alpha=sign)
         yy = self.yy / n - 2 * my * dy + dy.square()
         return xx, xy, yy
 
@@ -88,8 +91,7 @@ def solve(moments: Moments, start: Tensor, ridge: float, centred: bool) -> Tenso
     if not centred:
         mean_x, mean_y = torch.zeros_like(mean_x), torch.zeros_like(mean_y)
     xx, xy, _ = moments.about(mean_x, mean_y)
-    d = xx.shape[-1]
-    typical = xx.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
-    system = xx + (ridge * typical)[:, None, None] * torch.eye(d, dtype=xx.dtype, device=xx.device)
     rest = xy - xx @ start.mT
-    return start + torch.linalg.solve(system, rest).mT
+    diagonal = xx.diagonal(dim1=-2, dim2=-1)
+    diagonal += ridge * diagonal.mean(-1, keepdim=True).clamp_min(1e-30)
+    return start + torch.linalg.solve(xx, rest).mT

@@ -17,7 +17,7 @@ __all__ = ["LinearMap"]
 
 _SAMPLES = 100  # output positions for each unknown of a layer, at least
 _POSITIONS = 16  # of each image, at least
-_PATCH_BYTES = 2**27  # of inputs that are gathered at once
+_PATCH_BYTES = 2**25  # of inputs that are gathered at once
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from dsa_hw.utils.modules import device_of, evaluating
 __all__ = ["Recovered", "recover", "refit"]
 
 _HELD_OUT = 5  # every fifth batch is held out, to choose the ridge
-_MEMORY = 2**30  # bytes of the values of both networks; ResNet-50 at 224 x 224 stays below 2 GB in all
+_MEMORY = 2**29  # bytes of the values of both networks
 _LEAST_SCALE = 1e-3  # of a batch norm's median scale; below it, a channel cannot carry a correction
 
 

@@ -14,7 +14,6 @@ import dsa_hw
 from dsa_hw.errors import DsaError
 from dsa_hw.pipeline import recovering
 from dsa_hw.pipeline import unlabelled as inputs_without_labels
-from dsa_hw.training import workload
 
 
 def trained() -> tuple[nn.Module, torch.Tensor]:
@@ -114,12 +113,6 @@ def test_weights_stay_as_cut_where_refitting_does_not_help(monkeypatch: pytest.M
     result = allocate(model, images=[images])
     assert "did not help" in result.recovery
     assert all(bool((p != 0).any()) for p in result.model.parameters() if p.ndim > 1)
-
-
-def test_memory_limits_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = trained()
-    monkeypatch.setattr(workload, "_MEMORY", 4 * workload._LIVE * 24 * 64 * 20)  # of twenty images
-    assert "on 20 images" in allocate(model, images=[images], recovery="refit").recovery
 
 
 def test_unknown_level_is_refused() -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from dsa_hw.channels import find_groups, shrink
 from dsa_hw.channels.plan import Plan
 from dsa_hw.errors import TrainingError
+from dsa_hw.training import recovery
 from dsa_hw.training.recovery import recover
 from dsa_hw.zoo.cifar import ResNet
 
@@ -200,6 +201,37 @@ def test_shortcut_is_corrected_by_the_layer_before_the_sum() -> None:
     alone = copy.deepcopy(small)
     alone.get_submodule("c").load_state_dict(model.c.state_dict())
     assert error(small, model, inputs) < error(alone, model, inputs)
+
+
+def test_images_join_as_activations_become_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layers see few images where memory is short, the last ones all of them."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for c_in, c_out in ((3, 16), (16, 16), (16, 16), (16, 16)):
+        layers += [nn.Conv2d(c_in, c_out, 3, padding=1, stride=2), nn.ReLU()]
+    model, inputs = nn.Sequential(*layers, nn.Conv2d(16, 4, 1)).eval(), torch.randn(96, 3, 32, 32)
+    counts: list[int] = []
+    load = recovery._load
+
+    def noted(whole: Any, part: Any, batches: Any) -> None:
+        load(whole, part, batches)
+        counts.append(len(whole))
+        total = len(whole) * (whole.peak() + part.peak())
+        assert total <= recovery._MEMORY or len(whole) == 2
+
+    monkeypatch.setattr(recovery, "_load", noted)
+    results = []
+    for memory in (2**30, 2**21):
+        monkeypatch.setattr(recovery, "_MEMORY", memory)
+        small, plan = cut(model, inputs, 0.6)
+        counts.clear()
+        recover(small, model, [inputs[:80]], plan)
+        results.append((counts[0], counts[-1], error(small, model, inputs[80:])))
+    (first, last, plain), (few, all_, short) = results
+    assert (first, last) == (5, 5)
+    assert 2 <= few < 5 == all_
+    small, _ = cut(model, inputs, 0.6)
+    assert max(plain, short) < 0.7 * error(small, model, inputs[80:])
 
 
 def test_labels_are_not_needed_and_not_used() -> None:
