@@ -53,10 +53,16 @@ def measure_workload(model: nn.Module, inputs: tuple[Any, ...]) -> Workload:
     moved = tuple(x.to(device) if isinstance(x, Tensor) else x for x in inputs)
     count = max(next((len(x) for x in moved if isinstance(x, Tensor) and x.ndim), 1), 1)
     handles = [m.register_forward_hook(hook) for m in model.modules()]
+    # torch's counter cannot follow a parameter that a module passes to another, such as a query, if it needs a gradient.
+    trained = [p for p in model.parameters() if p.requires_grad]
     try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
         with torch.no_grad(), evaluating(model), FlopCounterMode(display=False) as counter:
             model(*moved)
     finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
     operations = counter.get_total_flops() / 2 + _PER_VALUE * sum(values)

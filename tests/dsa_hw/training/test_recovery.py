@@ -82,6 +82,24 @@ class Tokens(nn.Module):
         return self.head(x.mean(1))
 
 
+class Queries(nn.Module):
+    """Attention of learnt queries to tokens, packed as `nn.MultiheadAttention` does, after a recurrent layer."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, 4, width))
+        self.recurrent, self.embed = nn.GRU(6, 16, batch_first=True), nn.Linear(16, width)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 48), nn.GELU(), nn.Linear(48, width))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, 6) -> (N, 4, 3)."""
+        x = self.embed(self.recurrent(x)[0])
+        y, _ = self.attention(self.queries.expand(len(x), -1, -1), x, x, need_weights=False)
+        return self.head(y + self.mlp(y))
+
+
 def ready(model: nn.Module, inputs: Tensor) -> nn.Module:
     """Give the batch norms statistics of their own, and return the network in evaluation mode."""
     model.train()
@@ -100,6 +118,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual without norms": (lambda: Residual(norm=False), (3, 12, 12)),
     "decoder": (Decoder, (3, 12, 12)),
     "tokens": (Tokens, (10, 6)),
+    "queries": (Queries, (10, 6)),
     "option A": (lambda: ResNet(blocks=1, width=8, shortcut="A"), (3, 16, 16)),
     "option B": (lambda: ResNet(blocks=1, width=8, shortcut="B"), (3, 16, 16)),
 }
