@@ -53,7 +53,7 @@ def measure_workload(model: nn.Module, inputs: tuple[Any, ...]) -> Workload:
     moved = tuple(x.to(device) if isinstance(x, Tensor) else x for x in inputs)
     count = max(next((len(x) for x in moved if isinstance(x, Tensor) and x.ndim), 1), 1)
     handles = [m.register_forward_hook(hook) for m in model.modules()]
-    # torch's counter cannot follow a parameter that a module passes to another, such as a query, if it needs a gradient.
+    # torch's counter cannot follow a parameter that needs a gradient and is passed to a module, such as a query.
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
         for parameter in trained:
