@@ -6,7 +6,7 @@ EXTRAS := all,energy,lightning,transformers,dev,docs
 # `make test COVERAGE=yes` measures coverage too, which costs about 45% more CPU time on Python 3.11.
 COVERAGE ?=
 
-.PHONY: demo test speed lint docs dist-check clean
+.PHONY: demo test speed lint docs dist-check lower-bounds clean
 
 # Made again only when what is asked for changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -37,8 +37,12 @@ lint: $(VENV)/.installed
 dist-check: $(VENV)/.installed
 	.ci/wheel-smoke $(VENV)
 
+# The fast tests with the oldest dependencies that pyproject.toml allows, in an environment of their own.
+lower-bounds:
+	PYTHON=$(PYTHON) .ci/lower-bounds
+
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage site
+	rm -rf $(VENV) .venv-lower-bounds build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage site
