@@ -3,9 +3,10 @@
     python benchmarks/first_ten_minutes.py --folder newcomer --page docs/benchmarks/first-ten-minutes.md
 
 The commands are read from the README and the code from the tutorial, so what is documented is what is run: in this
-order, with all defaults, each once. The folder must be new; the environment and all caches are made in it. The folder
-photos/ that the README names is made of the two photographs that scikit-learn contains. ``--offline`` leaves out
-what needs downloaded weights. ``--files DIR`` has the files that the README's Python code reads.
+order, with all defaults, each once. The environment and all caches are made in the folder; a folder of an interrupted
+run is continued with the next step. The folder photos/ that the README names is made of the two photographs that
+scikit-learn contains. ``--offline`` leaves out what needs downloaded weights. ``--files DIR`` has the files that the
+README's Python code reads.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import argparse
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -54,11 +56,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step."""
+    """What became of a step; CPU seconds are those of all its processes."""
 
-    step: Step
+    name: str
     code: int
     seconds: float
+    cpu_seconds: float
     output: str
     errors: str
 
@@ -104,14 +107,15 @@ def steps_of(clone: Path, offline: bool, files: Path | None) -> list[Step]:
 def run(step: Step, folder: Path, environment: dict[str, str]) -> Outcome:
     """Run a step once, and keep what it printed."""
     print(f"$ {step.command}", file=sys.stderr, flush=True)
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     done = subprocess.run(
         step.command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip  # from our own documents
     seconds = time.perf_counter() - begin
     print(f"  exit {done.returncode} after {seconds:.0f} s", file=sys.stderr, flush=True)
-    return Outcome(step, done.returncode, seconds, done.stdout.strip(), done.stderr.strip())
+    cpu = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
+    return Outcome(step.name, done.returncode, seconds, cpu, done.stdout.strip(), done.stderr.strip())
 
 
 def page(outcomes: list[Outcome], left_out: list[Step], words: list[str]) -> str:
@@ -128,9 +132,9 @@ def page(outcomes: list[Outcome], left_out: list[Step], words: list[str]) -> str
         f"{total / 60:.1f} minutes, with the installation. The goal is: no failure, no second try, under "
         f"{_GOAL // 60} minutes; {goals}.",
         "",
-        "| step | seconds | exit code |",
-        "|---|---|---|",
-        *(f"| {_cell(o.step.name)} | {o.seconds:.0f} | {o.code} |" for o in outcomes),
+        "| step | seconds | CPU seconds | exit code |",
+        "|---|---|---|---|",
+        *(f"| {_cell(o.name)} | {o.seconds:.0f} | {o.cpu_seconds:.0f} | {o.code} |" for o in outcomes),
         "",
         *(f"Left out: {_cell(step.name)}, which {step.left_out}.\n" for step in left_out),
         "## What was printed",
@@ -139,7 +143,7 @@ def page(outcomes: list[Outcome], left_out: list[Step], words: list[str]) -> str
     for o in outcomes:
         if o.output or o.code:
             shown = o.output if o.code == 0 else f"{o.output}\n{o.errors}".strip()
-            lines += [f"### {_cell(o.step.name)}", "", "```text", shown, "```", ""]
+            lines += [f"### {_cell(o.name)}", "", "```text", shown, "```", ""]
     command = shlex.join(["python", "benchmarks/first_ten_minutes.py", *words])
     machine = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
     lines += [
@@ -162,31 +166,28 @@ def _cell(name: str) -> str:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="a folder that does not exist yet")
+    parser.add_argument("--folder", type=Path, required=True, help="where to clone to")
     parser.add_argument("--page", type=Path, help="where to write the page")
-    parser.add_argument("--json", type=Path, help="where to write all output")
     parser.add_argument("--offline", action="store_true", help="leave out what needs a download of weights")
     parser.add_argument("--files", type=Path, metavar="DIR", help="files that the README's Python code reads")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
     folder = args.folder.resolve()
-    clone = folder / "dsa_hw"
+    clone, state = folder / "dsa_hw", folder / "outcomes.json"
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"DSA_HW_CACHE": str(folder / "cache"), "PATH": f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"}
-    outcomes = [run(Step("git clone", f"git clone --quiet {_REPOSITORY} dsa_hw"), folder, environment)]
+    outcomes = [Outcome(**row) for row in json.loads(state.read_text())] if state.exists() else []
+    if not outcomes:
+        outcomes.append(run(Step("git clone", f"git clone --quiet {_REPOSITORY} dsa_hw"), folder, environment))
     steps = steps_of(clone, args.offline, args.files)
-    outcomes += [run(step, clone, environment) for step in steps if step.command]
+    for step in [step for step in steps if step.command][len(outcomes) - 1 :]:
+        outcomes.append(run(step, clone, environment))
+        state.write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
     if args.page:
         text = page(outcomes, [step for step in steps if not step.command], sys.argv[1:])
         args.page.write_text(text.replace(str(folder), "FOLDER"))
-    if args.json:
-        rows = [
-            {"step": o.step.name, "code": o.code, "seconds": o.seconds, "output": o.output, "errors": o.errors}
-            for o in outcomes
-        ]
-        args.json.write_text(json.dumps(rows, indent=1))
     for o in outcomes:
-        print(f"{o.seconds:7.1f} s  exit {o.code}  {o.step.name}")
+        print(f"{o.seconds:7.1f} s  exit {o.code}  {o.name}")
     failed = sum(o.code != 0 for o in outcomes)
     total = sum(o.seconds for o in outcomes)
     print(f"{total / 60:.1f} minutes (goal: {_GOAL / 60:.0f}); {failed} of {len(outcomes)} steps failed")
