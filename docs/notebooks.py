@@ -1,6 +1,7 @@
-"""Notebooks made from ``examples/*.py``; ``python docs/notebooks.py`` writes them again.
+"""Notebooks made from ``examples/*.py`` and from the tutorial; ``python docs/notebooks.py`` writes them again.
 
-Notebooks are derived: change the script, never the notebook. tests/docs/test_notebooks.py compares them.
+Notebooks are derived: change the script or the page, never the notebook. tests/docs/test_notebooks.py compares them,
+and executes that of the tutorial. It has outputs: it is executed when its cells change, or with ``--execute``.
 """
 
 from __future__ import annotations
@@ -10,19 +11,31 @@ import inspect
 import json
 import re
 import shlex
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "notebooks"
-SOURCES = sorted((ROOT / "examples").glob("*.py"))
+TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"
+SOURCES = [*sorted((ROOT / "examples").glob("*.py")), TUTORIAL]
+
+_KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 Cell = tuple[str, str]
 """Kind ("markdown" or "code") and text."""
 
 
+def place_of(path: Path) -> Path:
+    """Return where the notebook of a script or page is; that of a page is beside it, so that its links hold."""
+    return path.with_suffix(".ipynb") if path.suffix == ".md" else FOLDER / f"{path.stem}.ipynb"
+
+
 def cells_of(path: Path) -> list[Cell]:
-    """Return the cells of the notebook of a script."""
+    """Return the cells of the notebook of a script or a page."""
+    if path.suffix == ".md":
+        return _cells_of_page(path)
     made = f"*Made from [{path.name}](../../{path.relative_to(ROOT).as_posix()}) by docs/notebooks.py.*"
     (kind, first), *rest = _cells_of_script(path)
     return [(kind, f"{first}\n\n{made}"), *rest]
@@ -34,17 +47,48 @@ def notebook_of(path: Path) -> dict[str, Any]:
     for number, (kind, text) in enumerate(cells_of(path)):
         cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text}
         cells.append(cell if kind == "markdown" else {**cell, "execution_count": None, "outputs": []})
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return {"cells": cells, "metadata": {"kernelspec": _KERNEL}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def executed(notebook: dict[str, Any], folder: str | Path) -> dict[str, Any]:
+    """Return a notebook with the outputs of a new kernel that works in ``folder``; an error of a cell is raised."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    found = nbformat.from_dict(json.loads(json.dumps(notebook)))
+    NotebookClient(found, timeout=900, resources={"metadata": {"path": str(folder)}}, record_timing=False).execute()
+    return dict(json.loads(json.dumps(found)))
 
 
 def main() -> None:
     """Write every notebook."""
     FOLDER.mkdir(exist_ok=True)
     for path in SOURCES:
-        notebook = notebook_of(path)
-        (FOLDER / f"{path.stem}.ipynb").write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-        print(FOLDER / f"{path.stem}.ipynb")
+        notebook, place = notebook_of(path), place_of(path)
+        if path == TUTORIAL:
+            if (
+                "--execute" not in sys.argv
+                and place.exists()
+                and _sources(json.loads(place.read_text())) == _sources(notebook)
+            ):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                notebook = executed(notebook, folder)
+            notebook["metadata"] = {"kernelspec": _KERNEL}
+        place.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+        print(place)
+
+
+def _sources(notebook: dict[str, Any]) -> list[Cell]:
+    return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+
+
+def _cells_of_page(path: Path) -> list[Cell]:
+    """Return the text between Python blocks as Markdown, and the blocks as code."""
+    parts = re.split(r"^```python\n(.*?)^```$", path.read_text(), flags=re.S | re.M)
+    kinds = ("markdown", "code")
+    found = [(kinds[number % 2], part.strip("\n")) for number, part in enumerate(parts)]
+    return [(kind, text) for kind, text in found if text]
 
 
 def _cells_of_script(path: Path) -> list[Cell]:

@@ -1,26 +1,38 @@
-"""The Python blocks of the documents run, in order and in a folder of their own."""
+"""The Python blocks of the documents run, in order and in a folder of their own.
+
+Those of the tutorial run as a notebook, in test_notebooks.py.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import dsa_hw
-from dsa_hw import ProfileOptions
 from dsa_hw.methods.dsa.method import _OPTIONS
+from dsa_hw.zoo.models import load_model
 from profilers.targets import Loaded, base
 from tests.docs.blocks import GUIDE, ROOT, Block, blocks
 from tests.fakes.digits import Formula, Net, formula
 
+_spec = importlib.util.spec_from_file_location("docs_readme", ROOT / "docs" / "readme.py")
+assert _spec is not None
+assert _spec.loader is not None
+readme: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(readme)
+
 TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"
 # These begin with the reader's own network and data.
-SHORT = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "development" / "baselines.md"]
+SHORT = [ROOT / "docs" / "index.md", ROOT / "docs" / "development" / "baselines.md"]
 PAGES = [*SHORT, *(page for page in GUIDE if page != TUTORIAL)]
 
 
@@ -59,22 +71,37 @@ def test_code_of_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
         assert_names_exist(block)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_tutorial_runs_on_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Little time: this test is about the code, not about the machine.
-    monkeypatch.setattr(ProfileOptions, "reading_limit", 1.0)
-    monkeypatch.setitem(_OPTIONS, "steps", 30)
+class Fast(InPlaceOfOnnxRuntime):
+    """About the time of a ResNet-20 for CIFAR-10 in ONNX Runtime on one core."""
+
+    def load(self, artefact: Any, inputs: tuple[Any, ...]) -> Loaded:
+        return Loaded.exact(0.24 * formula(artefact, inputs))
+
+
+def test_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(base._REGISTRY, "onnxruntime", Fast)
+    monkeypatch.setitem(_OPTIONS, "steps", 5)
+    torch.save(load_model("resnet20_a")[0].state_dict(), "resnet20-12fca82f.th")
+    images, labels = torch.randint(256, (64, 32, 32, 3), dtype=torch.uint8).numpy(), torch.randint(10, (64,)).numpy()
+    np.savez("cifar10.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     names: dict[str, Any] = {}
-    assert run(TUTORIAL, names) == []
-    assert names["dense_accuracy"] > 0.5
-    assert (tmp_path / "small.onnx").stat().st_size > 10_000
-    assert (tmp_path / "latency" / "profile.sqlite").exists()
+    assert run(ROOT / "README.md", names) == []
+    assert names["result"].certificate.verdict == dsa_hw.Verdict.MET
+    assert (tmp_path / "small" / "plan.json").exists()
+
+
+def test_readme_shows_the_output_of_its_code() -> None:
+    found = readme.BLOCKS.search(readme.README.read_text())
+    assert found is not None
+    limit = re.search(r"latency=([\d.]+)ms", found["code"])
+    assert limit is not None
+    assert f"latency <= {1000 * float(limit[1]):g} us" in found["output"], "run python docs/readme.py FOLDER"
+    assert found["output"].count("MET") == 2
 
 
 def test_every_python_block_of_the_guide_is_found() -> None:
-    for page in (TUTORIAL, *PAGES):
+    for page in (ROOT / "README.md", TUTORIAL, *PAGES):
         found = [block for block in blocks(page) if block.language == "python"]
         assert len(found) == page.read_text().count("```python"), page
         assert sum(block.not_run is not None for block in found) == page.read_text().count("<!--"), page
