@@ -2,20 +2,21 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS := all,energy,lightning,transformers,dev,docs
 # `make test COVERAGE=yes` measures coverage too, which costs about 45% more CPU time on Python 3.11.
 COVERAGE ?=
 
 .PHONY: demo test speed lint docs dist-check lower-bounds clean
 
-# Made again only when what is asked for changes.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Made again only when what is asked for changes: for users, and for those who change the code.
+$(VENV)/.users: EXTRAS := all
+$(VENV)/.installed: EXTRAS := all,energy,lightning,transformers,dev,docs
+$(VENV)/.users $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'dsa_hw needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.users
 	$(BIN)/dsa-hw demo
 
 # One worker per core with one thread each: more threads than cores wait for each other.
