@@ -46,7 +46,7 @@ class Bar:
     def __init__(
         self, shown: bool = True, stages: Sequence[str] = (), still: Collection[str] = (), log: Log | None = None
     ) -> None:
-        self.shown = shown and sys.stderr.isatty()
+        self.shown = shown and (_innermost.get() is not None or sys.stderr.isatty())  # older rich hides the terminal
         self._stages, self._still = list(stages), still
         self._log, self._begun_stages = log, 0
         self._expected: dict[str, float] = {}
