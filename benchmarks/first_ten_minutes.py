@@ -182,6 +182,7 @@ def main() -> int:
     outcomes = [Outcome(**row) for row in json.loads(state.read_text())] if state.exists() else []
     if not outcomes:
         outcomes.append(run(Step("git clone", f"git clone --quiet {_REPOSITORY} dsa_hw"), folder, environment))
+        state.write_text(json.dumps([asdict(o) for o in outcomes]))
     steps = steps_of(clone, args.offline, args.files)
     for step in [step for step in steps if step.command][len(outcomes) - 1 :][: args.steps]:
         outcomes.append(run(step, clone, environment))
