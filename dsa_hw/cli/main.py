@@ -43,13 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hidden := next(filter(None, map(why_hidden, OWN)), None):
         print(f"dsa-hw: {hidden}", file=sys.stderr)
         return DsaError.exit_code
-    return run_command("dsa-hw", lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+    words = sys.argv[1:] if argv is None else list(argv)
+    at = next((i for i, word in enumerate(words) if word in _COMMANDS), None)
+    return run_command("dsa-hw" if at is None else f"dsa-hw {words[at]}", lambda: _run(words, at))
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], at: int | None) -> int:
+    """Run the command at a position of the words; without one, the parser says what is missing."""
     parser = build_parser()
     typed, options = words, {}
-    at = next((i for i, word in enumerate(words) if word in _COMMANDS), None)
     if at is not None:
         command, own = words[at], _parsers(parser)[words[at]]
         rest = expand_run_file(command, own, words[at + 1 :])

@@ -13,7 +13,7 @@ import argparse
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from dsa_hw.errors import FileError
 from dsa_hw.utils.files import write_text
@@ -102,7 +102,13 @@ def as_yaml(options: Options) -> str:
     """Return options as the text of a run file."""
     import yaml
 
-    return str(yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Writes numbers, which are texts here, without quotes: `_read` makes every value a text."""
+
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    plain = {key: "true" if value is True else value for key, value in options.items()}
+    return str(yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _key(action: argparse.Action) -> str:
@@ -141,7 +147,7 @@ def _read(path: Path, command: str, known: dict[str, argparse.Action]) -> Option
             raise ValueError(f"it has more than {_LARGEST} bytes")
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-            raise ValueError("it is no mapping of options to values")
+            raise ValueError("it must have lines such as model: resnet18")
     except (OSError, ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
         raise FileError(f"Cannot read the run file {path}: {first_line(error)}.") from error
     content = {key.replace("_", "-") if key.replace("_", "-") in known else key: v for key, v in content.items()}
@@ -161,9 +167,9 @@ def _words(path: Path, key: str, value: Any, action: argparse.Action) -> list[st
     if not all(isinstance(v, str) for v in values):
         raise FileError(f"{path}: {key} must be a text, a number or a list of them.")
     if action.nargs == 0:
-        if value not in ("true", "false"):
+        if str(value).lower() not in ("true", "false"):
             raise FileError(f"{path}: {key} must be true or false; got {one_line(value, 40)!r}.")
-        return [name] if value == "true" else []
+        return [name] if str(value).lower() == "true" else []
     if values in ([""], ["null"], ["~"]):
         return []
     several = action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction)

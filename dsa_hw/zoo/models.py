@@ -241,8 +241,8 @@ class _Timm:
         file, repository, url = (self.config.get(key) for key in ("hf_hub_filename", "hf_hub_id", "url"))
         if not repository and not url:
             tags = timm.list_pretrained(f"{self.name.partition('.')[0]}.*")[:3]
-            known = f" Tags with weights: {', '.join(f'timm/{tag}' for tag in tags)}." if tags else ""
-            raise ModelError(f"timm has no pretrained weights of {self.name}.{known} Or give a file with --weights.")
+            known = f"Tags with weights: {', '.join(f'timm/{tag}' for tag in tags)}. Or give" if tags else "Give"
+            raise ModelError(f"timm has no pretrained weights of {self.name}. {known} a file with --weights.")
         state = read_weights(hub_weights(repository, file) if repository else torch_file(str(url)))
         return _built(self.name, {**options, "pretrained": True, "pretrained_cfg_overlay": {"state_dict": state}})
 
@@ -301,8 +301,11 @@ def _hub_model(repository: str) -> _Timm:
     """Return what the config.json of a repository of timm describes; it chooses among timm's own networks only."""
     import timm
 
+    file = hub_file(repository, "config.json")
     try:
-        content = json.loads(hub_file(repository, "config.json").read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if "architecture" not in content:
+            raise ValueError("its config.json names no architecture")
         name, config, given = content["architecture"], content.get("pretrained_cfg", {}), content.get("model_args", {})
         if not (timm.is_model(name) and isinstance(config, dict) and isinstance(given, dict)):
             raise ValueError(f"architecture {name!r}")

@@ -24,6 +24,7 @@ from dsa_hw.utils.text import first_line, one_line
 __all__ = ["hub_file", "hub_snapshot", "hub_upload", "hub_weights", "torch_file"]
 
 _TIMEOUT = 20.0  # seconds without an answer
+_CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a repository, in this order
 
 
@@ -66,10 +67,14 @@ def hub_file(repository: str, name: str) -> Path:
             return Path(huggingface_hub.hf_hub_download(**where))
     except Exception as error:  # of huggingface_hub, httpx, or the operating system
         cache = Path(constants.HF_HUB_CACHE, f"models--{identity.replace('/', '--')}")
-        url = huggingface_hub.hf_hub_url(**where)
+        instead = (
+            f"download {huggingface_hub.hf_hub_url(**where)} there and give it with --weights instead of --pretrained"
+        )
+        if name == _CONFIG:
+            instead = "give timm/NAME, a network of timm, and its weights with --weights"
         raise ModelError(
             f"Cannot get {name} of {identity} from the Hugging Face hub ({first_line(error)}). Without network access "
-            f"copy the folder {cache} from a computer that has it, or download {url} there and give it with --weights."
+            f"copy the folder {cache} from a computer that has it, or {instead}."
         ) from error
 
 

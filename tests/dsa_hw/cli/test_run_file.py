@@ -10,7 +10,7 @@ import yaml
 from dsa_hw.channels.plan import Plan
 from dsa_hw.cli import main as cli
 from dsa_hw.cli.main import build_parser, main
-from dsa_hw.cli.run_file import effective_options, expand_run_file
+from dsa_hw.cli.run_file import as_yaml, effective_options, expand_run_file
 
 MODEL = "tests.dsa_hw.cli.test_allocate:make"
 
@@ -46,7 +46,7 @@ def test_what_is_typed_replaces_the_file(file: Path) -> None:
     [
         ("modelx: resnet18", "Unknown option 'modelx'. Did you mean 'model'?"),
         ("model: a\nmodel: b", "the key 'model' occurs twice"),
-        ("- model", "it is no mapping"),
+        ("- model", "it must have lines such as"),
         ("model: [a, b]", "model must be a single value"),
         ("model: {a: b}", "model must be a text"),
         ("force: perhaps", "force must be true or false; got 'perhaps'"),
@@ -67,6 +67,7 @@ def test_wrong_files_are_refused_on_one_line(
     assert main(["allocate", "--config", str(path)]) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.startswith("dsa-hw allocate: ")
     assert error.count("\n") == 1
 
 
@@ -101,7 +102,18 @@ def test_printed_options_of_every_command_can_be_read_again(
     (tmp_path / "run.yaml").write_text(text)
     parser = cli._parsers(build_parser())[command]
     words = expand_run_file(command, parser, ["--config", str(tmp_path / "run.yaml")])
-    assert effective_options(command, parser, words) == yaml.safe_load(text)
+    found = effective_options(command, parser, words)
+    assert {key: "true" if value is True else value for key, value in found.items()} == yaml.load(text, yaml.BaseLoader)
+
+
+def test_numbers_are_written_as_people_write_them_and_every_text_comes_back(tmp_path: Path) -> None:
+    texts = ["40", "0.5", "no", "a: b", "# c", "- d", "'e'", "[f", "1e3", "*g", "größer", "2026-11-18", " h", "!i"]
+    options = {"command": "allocate", "quiet": True, "samples": "40", "budget": texts}
+    assert "samples: 40\n" in as_yaml(options)
+    (tmp_path / "run.yaml").write_text(as_yaml(options), encoding="utf-8")
+    parser = cli._parsers(build_parser())["allocate"]
+    words = expand_run_file("allocate", parser, ["--config", str(tmp_path / "run.yaml")])
+    assert words[:-2] == ["--quiet", "--samples=40", *(f"--budget={text}" for text in texts)]
 
 
 def test_positional_arguments_are_in_the_file_too(tmp_path: Path) -> None:

@@ -111,6 +111,12 @@ def test_repository_of_the_hub_has_its_own_configuration(caches: Path) -> None:
 
 def test_configuration_cannot_choose_other_code(caches: Path) -> None:
     pytest.importorskip("timm")
+    with pytest.raises(ModelError, match=r"^Cannot get config.json of me/none .*or give timm/NAME") as error:
+        load_model("hf-hub:me/none", pretrained=True)
+    assert str(error.value).count("(") == 1
+    plant(caches, "me/bert", config_json=b'{"architectures": ["BertModel"]}')
+    with pytest.raises(ModelError, match=r"me/bert is no model of timm \(its config.json names no architecture\)"):
+        load_model("hf-hub:me/bert")
     plant(caches, "me/other", config_json=b'{"architecture": "os.system"}')
     with pytest.raises(ModelError, match="is no model of timm"):
         load_model("hf-hub:me/other")
@@ -137,6 +143,9 @@ def test_unknown_tag_is_answered_with_known_ones() -> None:
 def test_networks_without_weights_say_so() -> None:
     with pytest.raises(ModelError, match="no pretrained weights of resnet20"):
         load_model("resnet20", pretrained=True)
+    pytest.importorskip("timm")
+    with pytest.raises(ModelError, match=r"no pretrained weights of seresnet34. Give a file with --weights"):
+        load_model("timm/seresnet34", pretrained=True)
 
 
 def test_downloads_have_a_time_limit() -> None:
