@@ -19,7 +19,14 @@ from dsa_hw.cli.options import (
     add_out,
     add_search,
 )  # fmt: skip
-from dsa_hw.cli.output import print_json, print_text, shows_progress, verify_command, warn_of_random_weights
+from dsa_hw.cli.output import (
+    print_json,
+    print_text,
+    random_weights_warning,
+    shows_progress,
+    verify_command,
+    warn_of_random_weights,
+)  # fmt: skip
 from dsa_hw.errors import ModelError
 from dsa_hw.utils.arguments import amount
 from dsa_hw.utils.files import refuse_overwriting
@@ -96,7 +103,8 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Allocate, save and print the certificate."""
-    from dsa_hw.experiments.report import write_allocation
+    from dsa_hw.channels import find_groups
+    from dsa_hw.experiments.report import flops_share, write_allocation
     from dsa_hw.zoo.onnx_networks import is_onnx
 
     refuse_overwriting(args.out / "model.safetensors", args.weights)
@@ -135,7 +143,15 @@ def run(args: argparse.Namespace) -> int:
         result.save(args.out, onnx=True)
     certificate = result.certificate
     check = verify_command(args)
-    write_allocation(result, args.out / "index.html", model=args.model, command=check)
+    warning = random_weights_warning(args)
+    write_allocation(
+        result,
+        args.out / "index.html",
+        model=args.model,
+        command=check,
+        flops=flops_share(find_groups(model, result.inputs), result.widths),
+        warnings=[warning] if warning else [],
+    )
     if args.json:
         content = {
             "model": args.model,

@@ -91,9 +91,11 @@ class MinimizeOutput(Document):
 
 
 class SweepPoint(Point):
-    """A network of a sweep, with its FLOPs."""
+    """A network of a sweep, with its FLOPs, and the interval of ``utilisation``, which decides the verdict."""
 
     flops: Cost
+    least_used: Cost | None
+    most_used: Cost | None
 
 
 class DenseNetwork(Document):

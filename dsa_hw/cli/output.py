@@ -23,6 +23,7 @@ __all__ = [
     "print_json",
     "print_table",
     "print_text",
+    "random_weights_warning",
     "records",
     "shows_progress",
     "step_listener",
@@ -119,10 +120,10 @@ def step_listener(args: argparse.Namespace) -> Callable[[str], None] | None:
     return (lambda text: print(text, file=sys.stderr, flush=True)) if shows_progress(args) else None
 
 
-def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:
-    """Print that the weights are random, unless there are weights or the network is ``trained`` first.
+def random_weights_warning(args: argparse.Namespace, trained: bool = False) -> str:
+    """Return that the weights are random; nothing where there are weights or the network is ``trained`` first.
 
-    The factory of a user (``package.module:factory``) may load weights, so nothing is printed for it.
+    The factory of a user (``package.module:factory``) may load weights, so nothing is said of it.
     """
     from dsa_hw.zoo.onnx_networks import is_onnx
     from dsa_hw.zoo.user_code import is_code
@@ -134,14 +135,19 @@ def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> N
         or is_onnx(args.model)
         or (args.pretrained and args.classes is None)
     ):
-        return
-    text = (
+        return ""
+    if args.pretrained:
+        return f"The last layer may be new and random (--classes {args.classes}): its accuracy is meaningless."
+    return (
         "The weights are random (no --pretrained or --weights): any accuracy or agreement with the dense network is "
         "meaningless."
     )
-    if args.pretrained:
-        text = f"The last layer may be new and random (--classes {args.classes}): its accuracy is meaningless."
-    print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+
+def warn_of_random_weights(args: argparse.Namespace, trained: bool = False) -> None:
+    """Print what `random_weights_warning` returns, if anything."""
+    if text := random_weights_warning(args, trained):
+        print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
 def verify_command(args: argparse.Namespace) -> str:

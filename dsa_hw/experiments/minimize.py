@@ -29,13 +29,13 @@ from scipy import stats
 from torch import nn
 
 import dsa_hw
-from budgets import Budget, flops
+from budgets import Budget
 from budgets.budget import BUDGETS
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import BudgetError, InfeasibleBudgetError, TrainingError
 from dsa_hw.experiments.dense import Loaders, named_model, question_of, train_dense
 from dsa_hw.experiments.front import Front, SweepRowDocument
-from dsa_hw.experiments.report import About, plots, write_minimum
+from dsa_hw.experiments.report import About, flops_share, plots, write_minimum
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.methods.problem import Batches, Loss
@@ -200,7 +200,8 @@ def minimize(
             found.save(folder)
             front = search.front
             about = About(front.name, front.target.title, found.certificate.date, dsa_hw.__version__, command)
-            write_minimum(found, found.front, asked, search.flops_share(found), about, folder / "index.html")
+            share = flops_share(front.groups, found.widths)
+            write_minimum(found, found.front, asked, share, about, folder / "index.html")
         return found
 
 
@@ -303,14 +304,15 @@ class _Search:
     def run(self) -> Minimum:
         """Profile, try limits until the bracket is narrow, and certify the best network."""
         front = self.front
+        # First, as nothing but the number of inputs decides: the dense network is compared with itself.
+        self._check_inputs(self.loaders.val, "validation data", self.level)
+        if self.loaders.test is not None:
+            self._check_inputs(self.loaders.test, "test data", self.confidence)
         if front.train is not None and front.settings.train_epochs:
             data = replace(self.loaders, test=None)
             train_dense(
                 front.folder, front.dense, data, front.settings, progress=front.progress, say=front.say, loss=front.loss
             )
-        self._check_inputs(self.loaders.val, "validation data", self.level)
-        if self.loaders.test is not None:
-            self._check_inputs(self.loaders.test, "test data", self.confidence)
         self.cost, *self.limits = [front.with_cost(budget) for budget in (self.cost, *self.limits)]
         least, top = self._range()
         known = top >= 1 and not self.limits
@@ -324,11 +326,6 @@ class _Search:
         if not passed:
             raise self._infeasible(list(tried))
         return self._certified(passed, list(tried))
-
-    def flops_share(self, found: Minimum) -> float:
-        """Return the FLOPs of a network as a share of the dense one's."""
-        cost = flops(self.front.groups)
-        return float(cost(found.widths.to_numpy(float) / self.front.groups.sizes) / cost.dense)
 
     def _range(self) -> tuple[float, float]:
         """Return the smallest and the largest limit as shares of the dense cost."""

@@ -88,10 +88,10 @@ def sweep(
         command: The command line, for the page.
 
     Returns:
-        A row for each budget: limit, predicted, measured, interval, utilisation, verdict, accuracy, FLOPs. Costs are in
-        base units. ``attrs["widths"]`` maps budget to group to width, ``attrs["dense"]`` has the FLOPs, the accuracy
-        and the widths of the dense network. ``attrs["infeasible"]`` maps each budget that cannot be met, which has no
-        row, to the reason.
+        A row for each budget: limit, predicted, measured, interval, utilisation, verdict, accuracy, FLOPs, and the
+        interval of the utilisation, which decides the verdict. Costs are in base units. ``attrs["widths"]`` maps budget
+        to group to width, ``attrs["dense"]`` has the FLOPs, the accuracy and the widths of the dense network.
+        ``attrs["infeasible"]`` maps each budget that cannot be met, which has no row, to the reason.
 
     Raises:
         BudgetError: There is no budget, or they are of several kinds.
@@ -216,6 +216,9 @@ class _SweepRun:
         work = flops(groups)
         alphas = [np.array([row["widths"][name] for name in groups.names]) / groups.sizes for row in rows]
         table["flops"] = [float(work(alpha)) for alpha in alphas]
+        entries = [self._certificate(row["plan"]).entries[0] for row in rows]
+        for end in ("least_used", "most_used"):
+            table[end] = [getattr(entry, end) for entry in entries]
         write_text(folder.path / "front.csv", table.to_csv(index=False))
         budget = self.budgets[0]
         unit = "s" if budget.dimension == "time" else budget.dimension

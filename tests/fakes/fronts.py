@@ -28,7 +28,8 @@ def sweep_table(accuracies: bool = True) -> pd.DataFrame:
                 "low": 0.98 * took, "high": 1.02 * took, "dense": 1e-3, "utilisation": took / (1e-3 * share),
                 "verdict": "INCONCLUSIVE" if i == 4 else "MET", "measurements": 3,
                 "accuracy": 0.985 - 0.004 * i if accuracies else float("nan"), "plan": f"plans/{i}.json",
-                "flops": 4e7 * (share - 0.05 * i),
+                "flops": 4e7 * (share - 0.05 * i), "least_used": 0.98 * took / (1e-3 * share),
+                "most_used": 1.02 * took / (1e-3 * share),
             }
         )  # fmt: skip
     table = pd.DataFrame(rows)
@@ -44,6 +45,18 @@ def sweep_table(accuracies: bool = True) -> pd.DataFrame:
         "target": ABOUT.target,
         "dense": {"flops": 4e7, "accuracy": 0.987 if accuracies else None, "widths": SIZES},
     }
+    return table
+
+
+def sweep_with_long_names() -> pd.DataFrame:
+    """The sweep of a network whose groups have names without a place to break."""
+    table = sweep_table()
+
+    def renamed(widths: dict[str, int]) -> dict[str, int]:
+        return {f"features.block_with_a_very_long_path_of_modules.{name}": width for name, width in widths.items()}
+
+    dense = {**table.attrs["dense"], "widths": renamed(table.attrs["dense"]["widths"])}
+    table.attrs |= {"dense": dense, "widths": {k: renamed(v) for k, v in table.attrs["widths"].items()}}
     return table
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dsa_hw.experiments.report.allocation import render_allocation, write_allocation
+from dsa_hw.experiments.report.allocation import flops_share, render_allocation, write_allocation
 from dsa_hw.experiments.report.findings import Findings
-from dsa_hw.experiments.report.fronts import About, render_minimum, render_sweep, write_minimum, write_sweep
+from dsa_hw.experiments.report.fronts import render_minimum, render_sweep, write_minimum, write_sweep
 from dsa_hw.experiments.report.page import render, write
+from dsa_hw.experiments.report.templating import About
 
 __all__ = [
     "About",
     "Findings",
+    "flops_share",
     "render",
     "render_allocation",
     "render_minimum",

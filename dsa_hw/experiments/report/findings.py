@@ -83,6 +83,13 @@ class Findings:
         """Return the row of one network."""
         return self.rows[self.rows["id"] == id].iloc[0]
 
+    def pruned(self) -> pd.DataFrame:
+        """Return the rows of the first method without those that were brought to the latency of another."""
+        first = self.methods()[0] if self.methods() else ""
+        return self.rows[
+            (self.rows["method"] == first) & (self.rows["kind"] != "dense") & ~self.rows["matches"].map(_matches)
+        ]
+
     def pairs(self) -> list[tuple[pd.Series[Any], pd.Series[Any]]]:
         """Return pairs of a latency-budget network and the network brought to its latency, DSA first."""
         found = [
@@ -110,31 +117,52 @@ class Findings:
             return self._equal(ours, theirs)
         dense = self.dense
         parts = []
-        for _, row in self.rows[self.rows["kind"] != "dense"].iterrows():
-            if row["method"] == self.methods()[0]:
-                share = row["seconds"] / dense["seconds"]
-                parts.append(f"{BUDGETS[row['kind']].title} {row['asked']} takes {percent(share)} of the dense latency")
-        return f"A budget of {'; of '.join(parts)}." if parts else "Nothing was pruned."
+        for _, row in self.pruned().iterrows():
+            share = percent(row["seconds"] / dense["seconds"])
+            parts.append(f"{BUDGETS[row['kind']].title} {row['asked']}: {share}")
+        return f"Asked for a budget, got of the dense latency: {'; '.join(parts)}." if parts else "Nothing was pruned."
+
+    def asked_alike(self) -> tuple[pd.Series[Any], pd.Series[Any]] | None:
+        """Return the networks of a latency budget and a FLOPs budget of the same share; None without such a pair."""
+        first = self.pruned()
+        for _, row in first[first["kind"] == "latency"].iterrows():
+            other = first[(first["kind"] == "flops") & (first["asked"] == row["asked"])]
+            if str(row["asked"]).endswith("%") and not other.empty:
+                return row, other.iloc[0]
+        return None
+
+    def verdict(self) -> str:
+        """Return the verdict on the latency budget of the headline; empty without one."""
+        two = self.asked_alike()
+        verdict = "" if two is None else two[0].get("verdict", "")
+        return verdict if isinstance(verdict, str) else ""
 
     def _asked_and_got(self) -> str | None:
         """Return what a latency budget and a FLOPs budget of the same share gave; None without such a pair."""
-        first = self.rows[(self.rows["method"] == (self.methods() or [""])[0]) & ~self.rows["matches"].map(_matches)]
-        ours = first[first["kind"] == "latency"]
-        for _, row in ours.iterrows():
-            other = first[(first["kind"] == "flops") & (first["asked"] == row["asked"])]
-            if not str(row["asked"]).endswith("%") or other.empty:
-                continue
-            theirs, dense = other.iloc[0], self.dense
-            asked = float(str(row["asked"]).rstrip("%")) / 100
-            got, gave = (float(r["seconds"] / dense["seconds"]) for r in (row, theirs))
-            off = f"{percent(abs(gave / asked - 1), 0)} too {'slow' if gave > asked else 'fast'}"
-            met = f"{str(row.get('verdict', '')).lower()}, " if row.get("verdict") else ""
-            return (
-                f"Asked for {row['asked']} of the latency: the latency budget gave {percent(got)} ({met}accuracy "
-                f"{percent(row['accuracy'])}), the FLOPs budget of {row['asked']} gave {percent(gave)} ({off}, "
-                f"accuracy {percent(theirs['accuracy'])}); the dense network has {percent(dense['accuracy'])}."
-            )
-        return None
+        two = self.asked_alike()
+        if two is None:
+            return None
+        got, gave = (percent(row["seconds"] / self.dense["seconds"]) for row in two)
+        asked = two[0]["asked"]
+        return (
+            f"Asked for {asked} of the dense latency: the latency budget gave {got}, the FLOPs budget of {asked} gave "
+            f"{gave}."
+        )
+
+    def _accuracies(self) -> list[str]:
+        """Return how far the FLOPs budget is off, and the accuracies of the networks of the headline."""
+        two = self.asked_alike()
+        if two is None:
+            return []
+        ours, theirs = two
+        off = float(theirs["seconds"] / self.dense["seconds"]) / (float(str(ours["asked"]).rstrip("%")) / 100) - 1
+        way = f"{percent(abs(off), 0)} {'slower' if off > 0 else 'faster'} than asked"
+        way = "as fast as asked, within 1%" if abs(off) < 0.01 else way
+        return [
+            f"The network of the FLOPs budget is {way}. Accuracy is {percent(ours['accuracy'])} with the latency "
+            f"budget, {percent(theirs['accuracy'])} with the FLOPs budget and {percent(self.dense['accuracy'])} of the "
+            f"dense network."
+        ]
 
     def _equal(self, ours: pd.Series[Any], theirs: pd.Series[Any]) -> str:
         ratio, both = float(theirs["seconds"] / ours["seconds"]), (seconds(ours["seconds"]), seconds(theirs["seconds"]))
@@ -158,23 +186,32 @@ class Findings:
 
     def lede(self) -> list[str]:
         """Return two or three sentences: the latency that each budget gave, and whether it was met."""
-        dense, found = self.dense, []
-        first = self.methods()[0] if self.methods() else ""
-        chosen = self.rows[(self.rows["method"] == first) & ~self.rows["matches"].map(_matches)]
-        for _, row in chosen.drop_duplicates("kind").iterrows():
-            share = float(row["seconds"] / dense["seconds"])
-            name = f"{BUDGETS[row['kind']].title} budget of {row['asked']}"
-            if row["kind"] == "latency":
-                used = float(row["seconds"] / row["limit"])
-                kept = "was met" if used <= 1 else f"was missed by {percent(used - 1)}"
-                if row.get("verdict") == Verdict.INCONCLUSIVE:
-                    kept = "is too close to its limit for a verdict"
-                found.append(f"The {name} {kept}: measured {seconds(row['seconds'])}, {percent(share)} of dense.")
-            else:
-                found.append(f"The {name} gave a network that takes {percent(share)} of the dense latency.")
-        if self._asked_and_got() is not None and (pairs := self.pairs()):
-            found.append(self._equal(*pairs[0]))
+        if self._asked_and_got() is not None:
+            pairs = self.pairs()
+            return [*self._missed(), *self._accuracies(), *([self._equal(*pairs[0])] if pairs else [])]
+        dense, found = self.dense, self._missed(met=True)
+        for _, row in self.pruned().drop_duplicates("kind").iterrows():
+            if row["kind"] != "latency":
+                name = f"{BUDGETS[row['kind']].title} budget of {row['asked']}"
+                share = percent(row["seconds"] / dense["seconds"])
+                found.append(f"The {name} gave a network that takes {share} of the dense latency.")
         return found
+
+    def _missed(self, *, met: bool = False) -> list[str]:
+        """Return whether the first latency budget was met, with the measured time; ``met``: also where it was."""
+        ours = self.pruned()
+        ours = ours[ours["kind"] == "latency"]
+        if ours.empty:
+            return []
+        row = ours.iloc[0]
+        used = float(row["seconds"] / row["limit"])
+        name = f"The latency budget of {row['asked']}"
+        verdict = row.get("verdict") or (Verdict.MET if used <= 1 else Verdict.NOT_MET)
+        if verdict == Verdict.INCONCLUSIVE:
+            return [f"{name} is too close to its limit for a verdict: measured {percent(used)} of it."]
+        if verdict == Verdict.MET:
+            return [f"{name} is met: measured {seconds(row['seconds'])}."] if met else []
+        return [f"{name} is not met: measured {percent(used)} of the limit."]
 
     def methods(self) -> list[str]:
         """Return the names of the methods that were compared, "dsa" first."""

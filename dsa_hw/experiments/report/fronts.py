@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from budgets import Budget
+from budgets.budget import FlopsBudget
 from dsa_hw.experiments.report import plots
 from dsa_hw.experiments.report.allocation import (
     UNKNOWN,
@@ -19,38 +19,24 @@ from dsa_hw.experiments.report.allocation import (
     budgets_table,
     facts,
     quality_card,
+    quality_sentence,
     verdict_mark,
+    widths_summary,
     widths_table,
 )  # fmt: skip
-from dsa_hw.experiments.report.templating import Card, Cell, Picture, Table, render_page
-from dsa_hw.pipeline.quality import ACCURACY
+from dsa_hw.experiments.report.templating import About, Card, Cell, Picture, Table, render_result
+from dsa_hw.pipeline.quality import ACCURACY, Quality
 from dsa_hw.pipeline.reading import Verdict, worst_verdict
 from dsa_hw.pipeline.result import Allocation
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.text import percent
 
-__all__ = ["About", "render_minimum", "render_sweep", "write_minimum", "write_sweep"]
+__all__ = ["render_minimum", "render_sweep", "write_minimum", "write_sweep"]
 
-
-@dataclass(frozen=True)
-class About:
-    """What a page says besides its results.
-
-    Attributes:
-        model: Name of the network.
-        target: Where it was measured.
-        date: When, as ``2026-11-18``.
-        version: Of this program.
-        command: The command line; empty if there was none.
-        facts: How the networks were made and measured: name, text.
-    """
-
-    model: str
-    target: str
-    date: str
-    version: str
-    command: str = ""
-    facts: Sequence[tuple[str, str]] = ()
+_TRIALS_NOTE = (
+    "On the validation data. A network is within the drop if its whole interval is. With several networks to try, "
+    "these intervals are wider than those of the certificate."
+)
 
 
 def write_sweep(table: pd.DataFrame, budget: Budget, about: About, path: Path) -> Path:
@@ -87,120 +73,136 @@ def render_sweep(table: pd.DataFrame, budget: Budget, about: About) -> str:
     said = ", ".join(f"{number} {what}" for number, what in got if number)
     headline = f"Asked: {count} {budget.title} budget{'s' if count > 1 else ''} {between}. Got: {said}."
     smallest = table[met].iloc[-1] if any(met) else None
-    return render_page(
-        "result.html",
-        title=f"{about.model}: {count} {budget.title} budgets",
-        version=about.version,
-        date=about.date,
-        where=" · ".join((about.model, about.target, about.date)),
+    groups = len(table.attrs["dense"]["widths"])
+    return render_result(
+        about,
+        title=f"{count} {budget.title} budget{'s' if count > 1 else ''}",
         headline=headline,
         verdict=str(verdict),
         lede=_sweep_lede(table, smallest, budget),
-        warnings=[f"{name}: {why}" for name, why in infeasible.items()],
+        warnings=list(infeasible.values()),
         cards=_sweep_cards(table, smallest, budget),
         table=_points(table, budget),
+        table_note="The interval of the used share decides the verdict." if _is_measured(table) else "",
         pictures=_sweep_pictures(table, budget),
-        measured=about.facts,
-        command=_wrapped(about.command),
-        note="The same command with the same folder continues; with a new folder it starts again.",
         widths=_all_widths(table),
+        widths_summary=f"Channels that each network keeps in {groups} channel groups",
     )
+
+
+def _is_measured(table: pd.DataFrame) -> bool:
+    """Return whether costs are measured; those that are counted have no interval."""
+    return bool((table["low"] < table["high"]).any())
+
+
+def _closest(table: pd.DataFrame) -> pd.Series[Any]:
+    """Return the network that uses the least share of its limit."""
+    return table.sort_values("utilisation").iloc[0]
 
 
 def _sweep_lede(table: pd.DataFrame, smallest: pd.Series[Any] | None, budget: Budget) -> str:
+    row, dense = _closest(table) if smallest is None else smallest, table.attrs["dense"]
+    share = percent(row["measured"] / row["dense"])
+    which = "The smallest network that meets its budget"
+    text = ""
     if smallest is None:
-        return "No network was measured to be within its budget."
-    share = float(smallest["measured"] / smallest["dense"])
-    text = (
-        f"The smallest network that meets its budget has {percent(share)} of the dense {budget.title}, and "
-        f"{percent(smallest['flops'] / table.attrs['dense']['flops'])} of the FLOPs."
-    )
-    dense = table.attrs["dense"]["accuracy"]
-    if pd.isna(smallest["accuracy"]) or dense is None:
+        text = f"No network was shown to be within its budget. The closest uses {percent(row['utilisation'])} of its "
+        text += "limit. "
+        which = "It"
+    text += f"{which} has {share} of the dense {budget.title}"
+    text += "." if _counts_flops(budget) else f", and {percent(row['flops'] / dense['flops'])} of the dense FLOPs."
+    if pd.isna(row["accuracy"]) or dense["accuracy"] is None:
         return f"{text} Its accuracy is not known, because there are no labelled data."
-    return f"{text} Its accuracy on the test images is {percent(smallest['accuracy'])}; dense {percent(dense)}."
+    return f"{text} Its accuracy on the test images is {percent(row['accuracy'])}, dense {percent(dense['accuracy'])}."
+
+
+def _counts_flops(budget: Budget) -> bool:
+    return isinstance(budget, FlopsBudget)
 
 
 def _sweep_cards(table: pd.DataFrame, smallest: pd.Series[Any] | None, budget: Budget) -> list[Card]:
-    dense = table.attrs["dense"]
-    accuracy = UNKNOWN if dense["accuracy"] is None else percent(dense["accuracy"])
+    dense, row = table.attrs["dense"], _closest(table) if smallest is None else smallest
+    how = "measured" if _is_measured(table) else "counted"
+    limit = "limit of the closest" if smallest is None else "smallest limit that is met"
     cards = [
-        Card(
-            "dense network",
-            budget.format(float(table["dense"].iloc[0])),
-            "measured" if table["low"].iloc[0] < table["high"].iloc[0] else "counted",
-            "dense",
-        )
+        Card("dense network", budget.format(float(row["dense"])), how, "dense"),
+        Card(limit, budget.format(row["limit"]), f"asked {row['asked']}"),
+        Card("its network", budget.format(row["measured"]), f"{percent(row['utilisation'])} of the limit", budget.key),
     ]
-    if smallest is not None:
-        kept = UNKNOWN if pd.isna(smallest["accuracy"]) else percent(smallest["accuracy"])
-        cards += [
-            Card("smallest limit that is met", budget.format(smallest["limit"]), f"asked {smallest['asked']}"),
-            Card("its network", budget.format(smallest["measured"]), _interval(smallest, budget), budget.key),
-            Card("accuracy kept", kept, f"dense {accuracy}, {_drop(smallest['accuracy'], dense['accuracy'])}"),
-            Card("its FLOPs", percent(smallest["flops"] / dense["flops"]), "of the dense network", "flops"),
-        ]
+    if dense["accuracy"] is None or pd.isna(row["accuracy"]):
+        cards.append(Card("accuracy kept", UNKNOWN, "no labelled data"))
+    else:
+        more = f"dense {percent(dense['accuracy'])}, {_drop(row['accuracy'], dense['accuracy'])}"
+        cards.append(Card("accuracy kept", percent(row["accuracy"]), more))
+    if not _counts_flops(budget):
+        cards.append(Card("its FLOPs", percent(row["flops"] / dense["flops"]), "of the dense network", "flops"))
     return cards
 
 
-def _interval(row: pd.Series[Any], budget: Budget) -> str:
-    if row["low"] == row["high"]:
-        return "counted"
-    return f"95% interval {budget.format(row['low'])} to {budget.format(row['high'])}"
-
-
-def _drop(accuracy: float, dense: float | None) -> str:
-    if dense is None or pd.isna(accuracy):
-        return "no labelled data"
+def _drop(accuracy: float, dense: float) -> str:
     return f"{100 * (accuracy - dense):+.1f} points"
 
 
 def _points(table: pd.DataFrame, budget: Budget) -> Table:
     dense = table.attrs["dense"]
-    rows = [
-        [
-            Cell(row["asked"], kind=budget.key),
-            Cell(budget.format(row["limit"])),
-            Cell(budget.format(row["measured"]), _interval(row, budget).removeprefix("95% interval ")),
-            Cell(percent(row["utilisation"]) if math.isfinite(row["utilisation"]) else UNKNOWN),
-            Cell(percent(row["flops"] / dense["flops"])),
-            Cell(
-                UNKNOWN if pd.isna(row["accuracy"]) else percent(row["accuracy"]),
-                "" if pd.isna(row["accuracy"]) else _drop(row["accuracy"], dense["accuracy"]),
-            ),
-            Cell(row["verdict"], mark=verdict_mark(Verdict(row["verdict"]))),
-        ]
-        for _, row in table.iterrows()
-    ]
+    rows = []
+    for _, row in table.iterrows():
+        measured = row["low"] < row["high"]
+        known = dense["accuracy"] is not None and not pd.isna(row["accuracy"])
+        span = f"{budget.format(row['low'])} to {budget.format(row['high'])}"
+        used = f"{percent(row['least_used'])} to {percent(row['most_used'])}"
+        rows.append(
+            [
+                Cell(row["asked"], kind=budget.key),
+                Cell(row["verdict"], mark=verdict_mark(Verdict(row["verdict"]))),
+                Cell(
+                    percent(row["accuracy"]) if known else UNKNOWN,
+                    _drop(row["accuracy"], dense["accuracy"]) if known else "",
+                ),
+                Cell(budget.format(row["measured"]), span if measured else "counted"),
+                Cell(budget.format(row["limit"])),
+                Cell(
+                    percent(row["utilisation"]) if math.isfinite(row["utilisation"]) else UNKNOWN,
+                    used if measured else "",
+                ),
+                *([] if _counts_flops(budget) else [Cell(percent(row["flops"] / dense["flops"]))]),
+            ]
+        )
+    more = 4 if _counts_flops(budget) else 5
     rows += [
-        [Cell(name, kind=budget.key), *(Cell(UNKNOWN) for _ in range(5)), Cell("cannot be met", mark="worse")]
+        [Cell(name, kind=budget.key), Cell("cannot be met", mark="worse"), *(Cell(UNKNOWN) for _ in range(more))]
         for name in table.attrs["infeasible"]
     ]
-    head = [Cell("asked"), Cell("limit"), Cell("measured", "95% interval")]
-    head += [Cell("used"), Cell("FLOPs", "of dense"), Cell("accuracy", "against dense"), Cell("verdict")]
+    head = [Cell("asked"), Cell("verdict"), Cell("accuracy", "against dense")]
+    head += [Cell("measured", "95% interval") if _is_measured(table) else Cell("got"), Cell("limit")]
+    head += [Cell("used", "of the limit"), *([] if _counts_flops(budget) else [Cell("FLOPs", "of dense")])]
     return Table("Asked and got", head, rows)
 
 
 def _sweep_pictures(table: pd.DataFrame, budget: Budget) -> list[Picture]:
-    first, last = table.iloc[0], table.iloc[-1]
-    used = table["utilisation"]
-    said = f"{percent(used.min())} to {percent(used.max())}" if len(table) > 1 else percent(used.iloc[0])
-    limits = f"The measured networks use {said} of their limits"
-    found = [_picture(limits, plots.used_limits(table), "used", "Left of the dashed line a budget is met.")]
-    if table["accuracy"].notna().all():
+    first, last, found = table.iloc[0], table.iloc[-1], []
+    if table["accuracy"].notna().all() and len(table) > 1:
         fall = 100 * float(first["accuracy"] - last["accuracy"])
         title = f"From {first['asked']} to {last['asked']} the accuracy falls by {fall:.1f} points"
         if fall <= 0:
-            title = f"From {first['asked']} to {last['asked']} the accuracy does not fall ({-fall:+.1f} points)"
+            title = f"From {first['asked']} to {last['asked']} the accuracy does not fall ({abs(fall):+.1f} points)"
         unit = "s" if budget.dimension == "time" else budget.dimension
-        caption = "Every point is a network with a certificate; bars are 95% intervals."
-        found.insert(0, _picture(title, plots.front(table, budget.title, unit), "front", caption))
+        caption = "Every point is a network with a certificate."
+        if _is_measured(table):
+            caption += f" Bars are 95% intervals of the {budget.title}."
+        found.append(plots.picture(title, plots.front(table, budget.title, unit), "front", caption))
+    if _is_measured(table):
+        ends = list(dict.fromkeys(percent(end) for end in (table["utilisation"].min(), table["utilisation"].max())))
+        title = f"The network{'s use' if len(table) > 1 else ' uses'} {' to '.join(ends)} of the limit"
+        title += "s" if len(table) > 1 else ""
+        caption = "A budget is met where the whole interval is on the left of the dashed line."
+        found.append(plots.picture(title, plots.used_limits(table), "used", caption))
     ratios = _ratios(table)
-    least = str(ratios.mean(axis=1).idxmin())
-    kept = percent(float(ratios[ratios.columns[-1]][least]), 0)
-    title = f"{least} loses the most: it keeps {kept} of its channels under the budget of {last['asked']}"
-    caption = "Kept channels of every channel group: the stronger the colour, the more."
-    found.append(_picture(title, plots.kept_by_budget(ratios), "kept", caption))
+    kept = ratios[ratios.columns[-1]]
+    least = f"{kept.idxmin()} keeps the least: {percent(kept.min(), 0)} of its channels"
+    title = f"Under the budget of {last['asked']}, {least}"
+    caption = f"Kept channels of {plots.shown_groups(len(ratios))}: the stronger the colour, the more are kept."
+    found.append(plots.picture(title, plots.kept_by_budget(ratios), "kept", caption))
     return found
 
 
@@ -234,64 +236,78 @@ def render_minimum(result: Allocation, front: pd.DataFrame, cost: Budget, flops:
     def say(drop: float) -> str:
         return f"{100 * drop:.2f} points" if as_points else f"{drop:.4g}"
 
-    most, drop = quality.max_drop or 0.0, quality.drop
+    most = quality.max_drop or 0.0
     got = f"{cost.format(entry.measured)}, {percent(share)} of dense"
-    lost = UNKNOWN if drop is None else say(drop.value)
-    title = f"{percent(share)} of the dense {cost.title} is the least whose drop is within {say(most)}"
-    front_picture = _picture(
-        title, plots.drops(front, most, cost.title, as_points=as_points), "drops",
-        "Every point is a network that was tried, judged on the validation data; bars are confidence intervals.",
-    )  # fmt: skip
-    return render_page(
-        "result.html",
-        title=f"{about.model}: lowest {cost.title}",
-        version=about.version,
-        date=about.date,
-        where=" · ".join((about.model, about.target, about.date)),
+    passing = front[front["passes"]]
+    lower = int((passing["measured"] / passing["dense"] < share * (1 - 1e-9)).sum())  # that failed on the test data
+    tried = f"{len(front)} network{'s were' if len(front) > 1 else ' was'} tried"
+    title = f"{percent(share)} is the lowest {cost.title} whose drop is within {say(most)}; {tried}"
+    if lower:
+        title = f"{len(passing)} of {len(front)} networks are within {say(most)} on the validation data"
+    caption = "Every point is a network that was tried, judged on the validation data; bars are confidence intervals."
+    front_picture = plots.picture(title, plots.drops(front, most, cost.title, as_points=as_points), "drops", caption)
+    lede = [quality_sentence(certificate), _limit_sentence(quality, say(most))]
+    if lower:
+        lede.append(f"The next lower {cost.title} passed on the validation data, but not on the test data.")
+    by_flops = isinstance(cost, FlopsBudget)
+    if not by_flops:
+        lede.append(f"The network has {percent(flops)} of the dense FLOPs.")
+    about = replace(about, facts=[*_limits(result), *about.facts, *facts(certificate, result.recovery)])
+    return render_result(
+        about,
+        title=f"lowest {cost.title}",
         headline=f"Asked: the lowest {cost.title} with a drop of at most {say(most)}. Got: {got}.",
         verdict=str(certificate.verdict),
-        lede=f"{quality} The network has {percent(flops)} of the dense FLOPs.",
+        lede=" ".join(lede),
         warnings=[e.doubt for e in certificate.entries if e.doubt],
         cards=[
             Card("dense network", cost.format(entry.dense), "", "dense"),
             Card("found", cost.format(entry.measured), f"{percent(share)} of dense", cost.key),
             quality_card(quality),
-            Card("drop", lost, "" if drop is None else f"interval {say(drop.low)} to {say(drop.high)}"),
-            Card("its FLOPs", percent(flops), "of the dense network", "flops"),
+            _drop_card(quality, say),
+            *([] if by_flops else [Card("its FLOPs", percent(flops), "of the dense network", "flops")]),
         ],
         table=_trials(front, cost, say),
+        table_note=_TRIALS_NOTE,
         pictures=[front_picture, *allocation_pictures(result)],
-        measured=[*_limits(result), *about.facts, *facts(certificate, result.recovery)],
-        command=_wrapped(about.command),
-        note="The same command with the same folder continues; with a new folder it starts again.",
         widths=widths_table(result),
+        widths_summary=widths_summary(result),
     )
+
+
+def _limit_sentence(quality: Quality, most: str) -> str:
+    """Return whether the drop is within its limit, and on how sure a ground."""
+    said = {
+        Verdict.MET: f"The whole interval is within the drop of {most}.",
+        Verdict.NOT_MET: f"The drop is larger than {most}.",
+        Verdict.INCONCLUSIVE: f"The interval reaches beyond the drop of {most}, so the verdict is inconclusive.",
+    }
+    return said[quality.verdict or Verdict.INCONCLUSIVE]
+
+
+def _drop_card(quality: Quality, say: Callable[[float], str]) -> Card:
+    drop = quality.drop
+    if drop is None:
+        return Card("drop", UNKNOWN, "")
+    return Card("drop", say(drop.value), f"interval {say(drop.low)} to {say(drop.high)}")
 
 
 def _limits(result: Allocation) -> list[tuple[str, str]]:
     """Return a line for each budget of the certificate."""
-    return [(f"budget {row[0].text}", f"{row[3].text}, {row[5].text}") for row in budgets_table(result).rows]
+    return [(f"budget {row[0].text}", f"{row[3].text}, {row[1].text}") for row in budgets_table(result).rows]
 
 
 def _trials(front: pd.DataFrame, cost: Budget, say: Callable[[float], str]) -> Table:
     rows = [
         [
             Cell(row["asked"], kind=cost.key),
-            Cell(cost.format(row["measured"]), percent(row["measured"] / row["dense"]) + " of dense"),
-            Cell(say(row["drop"]), f"{say(row['drop_low'])} to {say(row['drop_high'])}"),
-            Cell(f"{row['epochs']:g} epochs" if row["epochs"] else "none"),
             Cell("yes" if row["passes"] else "no", mark="better" if row["passes"] else "worse"),
+            Cell(say(row["drop"]), f"{say(row['drop_low'])} to {say(row['drop_high'])}"),
+            Cell(cost.format(row["measured"]), percent(row["measured"] / row["dense"]) + " of dense"),
+            Cell(f"{row['epochs']:g} epochs" if row["epochs"] else "none"),
         ]
         for _, row in front.iterrows()
     ]
-    head = ("asked", "measured", "drop", "fine-tuning", "within the drop")
-    return Table("Networks that were tried", [Cell(text) for text in head], rows)
-
-
-def _picture(title: str, figure: Any, name: str, caption: str) -> Picture:
-    return Picture(title, Markup(plots.as_svg(figure, name, f"{title}. {caption}")), caption)
-
-
-def _wrapped(command: str) -> str:
-    """Return the command with one option per line, as a shell accepts it."""
-    return command.replace(" --", " \\\n  --")
+    head = [Cell("asked"), Cell("within the drop"), Cell("drop", "confidence interval")]
+    head += [Cell("measured"), Cell("fine-tuning")]
+    return Table("Networks that were tried", head, rows)

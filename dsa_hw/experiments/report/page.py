@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from dsa_hw.experiments.report import plots
+from dsa_hw.experiments.report.allocation import verdict_mark
 from dsa_hw.experiments.report.findings import Findings, seconds
-from dsa_hw.experiments.report.templating import Card, Cell, Picture, Table, render_page
+from dsa_hw.experiments.report.templating import Card, Cell, Picture, Table, render_page, wrapped
+from dsa_hw.pipeline.reading import Verdict
 from dsa_hw.training.intervals import share_interval
 from dsa_hw.utils.files import write_text
 from dsa_hw.utils.text import percent
@@ -42,6 +43,7 @@ def render(findings: Findings) -> str:
         date=about.get("date", ""),
         where=" · ".join(about.get(key, "") for key in ("model", "data", "target", "date")),
         headline=findings.headline(),
+        verdict=findings.verdict(),
         lede=" ".join(findings.lede()),
         warnings=warnings,
         cards=_cards(findings),
@@ -50,34 +52,34 @@ def render(findings: Findings) -> str:
         pictures=[picture for picture in pictures if picture is not None],
         measured=[(key, value) for key, value in about.items() if key not in _NOT_SHOWN],
         limits=[line for line in about.get("limits", "").split("\n") if line],
-        command=_wrapped(about.get("command", "")),
+        command=wrapped(about.get("command", "")),
         widths=_widths(findings),
+        widths_summary=f"Channels that each network keeps in {len(findings.sizes)} channel groups",
     )
 
 
 def _name(row: pd.Series[Any]) -> str:
-    """Return the name of a network: ``latency budget 50%``."""
+    """Return the name of a network: ``latency budget of 50%``."""
     if row["kind"] == "dense":
         return "dense"
-    return f"{plots.budget_title(row['kind'])} {row['asked']}"
+    return f"{plots.budget_title(row['kind'])} of {row['asked']}"
 
 
 def _cards(findings: Findings) -> list[Card]:
-    pairs = findings.pairs()
-    if pairs:
-        chosen = [findings.dense, *pairs[0]]
-    else:
-        rows = findings.rows
-        first = findings.methods()[0] if findings.methods() else ""
-        chosen = [findings.dense, *(r for _, r in rows[rows["method"] == first].iterrows())][:4]
+    dense, two = findings.dense, findings.asked_alike()
+    chosen = list(two) if two else [row for _, row in findings.pruned().iterrows()][:3]
+    if pairs := findings.pairs():
+        named = {str(r["id"]) for r in chosen}
+        chosen += [r for r in pairs[0] if str(r["id"]) not in named][: 4 - len(chosen)]
     return [
         Card(
-            _name(row) + (", same latency" if row["matches"] else ""),
+            _name(row) + (", at the same latency" if row["matches"] else ""),
             percent(row["accuracy"]),
-            f"{seconds(row['seconds'])} · {row['flops'] / 1e6:.1f} MFLOPs",
+            f"accuracy; {seconds(row['seconds'])}"
+            + ("" if row["kind"] == "dense" else f", {percent(row['seconds'] / dense['seconds'])} of dense"),
             row["kind"],
         )
-        for row in chosen
+        for row in [dense, *chosen]
     ]
 
 
@@ -122,6 +124,14 @@ def _accuracy_interval(findings: Findings, row: pd.Series[Any]) -> str:
     return f"{100 * found.low:.1f} {_NONE} {100 * found.high:.1f}"
 
 
+def _verdict(row: pd.Series[Any]) -> Cell:
+    """Return whether the network is within the budget that it was made for."""
+    verdict = row.get("verdict")
+    if row["kind"] == "dense" or row["matches"] or not isinstance(verdict, str) or not verdict:
+        return Cell(_NONE)
+    return Cell(verdict, mark=verdict_mark(Verdict(verdict)))
+
+
 def _networks(findings: Findings) -> Table:
     dense = findings.dense
     rows = []
@@ -133,6 +143,7 @@ def _networks(findings: Findings) -> Table:
         rows.append(
             [
                 Cell(_name(row), sub, kind=row["kind"]),
+                _verdict(row),
                 Cell(f"{seconds(row['seconds'])}{doubt}", _interval(row)),
                 Cell(percent(row["seconds"] / dense["seconds"])),
                 Cell(_NONE if pd.isna(row["predicted"]) else seconds(row["predicted"])),
@@ -142,14 +153,10 @@ def _networks(findings: Findings) -> Table:
                 Cell(percent(row["accuracy"]), _accuracy_interval(findings, row)),
             ]
         )
-    head = [Cell("network"), Cell("latency", "95% interval, ms")]
+    head = [Cell("network"), Cell("budget"), Cell("latency", "95% interval, ms")]
     head += [Cell(text) for text in ("of dense", "predicted", "FLOPs", "parameters")]
     head += [Cell("accuracy", "before fine-tuning"), Cell("accuracy", "after, 95% interval")]
     return Table("All networks", head, rows)
-
-
-def _picture(title: str, figure: Any, name: str, alt: str, caption: str) -> Picture:
-    return Picture(title, Markup(plots.as_svg(figure, name, alt)), caption)
 
 
 def _fronts(findings: Findings) -> Picture:
@@ -160,14 +167,15 @@ def _fronts(findings: Findings) -> Picture:
     caption = (
         "Up and to the left is better. Every point is one trained network, measured in the same interleaved session."
     )
-    best = rows.sort_values("accuracy").iloc[-1] if len(rows) else findings.dense
-    return _picture(
-        f"{_name(best)} is the most accurate: {percent(best['accuracy'])} at {seconds(best['seconds'])}",
-        plots.fronts(findings),
-        "fronts",
-        f"Accuracy against measured latency. {points}.",
-        caption,
+    best = rows.sort_values(["accuracy", "seconds"], ascending=[True, False]).iloc[-1] if len(rows) else findings.dense
+    title = (
+        f"Of the pruned networks, that of the {_name(best)} has the highest accuracy: {percent(best['accuracy'])} at "
+        f"{seconds(best['seconds'])}"
     )
+    if not len(rows):
+        title = "Nothing was pruned"
+    description = f"Accuracy against measured latency. {points}."
+    return plots.picture(title, plots.fronts(findings), "fronts", caption, description)
 
 
 def _two(findings: Findings) -> tuple[str, str] | None:
@@ -198,7 +206,7 @@ def _keep(findings: Findings) -> Picture | None:
     if not gap.abs().max():
         title = "Both budgets chose the same widths"
     caption = "Kept channels of every channel group, in the order of the network."
-    return _picture(title, plots.keep_ratios(findings, *chosen), "keep", f"{title}. {caption}", caption)
+    return plots.picture(title, plots.keep_ratios(findings, *chosen), "keep", caption)
 
 
 def _prediction(findings: Findings) -> Picture | None:
@@ -212,7 +220,7 @@ def _prediction(findings: Findings) -> Picture | None:
         f"{cost.provenance.holdout} held out. Measured against predicted latency."
     )
     title = f"Predicted latencies are off by {percent(off.mean())} on average, {percent(off.max())} at worst"
-    return _picture(title, plots.prediction(findings), "prediction", f"{title}. {caption}", caption)
+    return plots.picture(title, plots.prediction(findings), "prediction", caption)
 
 
 def _teeth(findings: Findings) -> Picture | None:
@@ -224,7 +232,7 @@ def _teeth(findings: Findings) -> Picture | None:
     if worst > 0:
         title = f"Channel counts off the grid take up to {percent(worst, 0)} longer than widths on it predict"
     caption = f"Measured time against channels of {group}."
-    return _picture(title, figure, "teeth", f"{title}. {caption}", caption)
+    return plots.picture(title, figure, "teeth", caption)
 
 
 def _convergence(findings: Findings) -> Picture | None:
@@ -234,14 +242,9 @@ def _convergence(findings: Findings) -> Picture | None:
     id, history = next(iter(plots.drawn_histories(findings).items()))
     ends = [percent(float(history[name].iloc[-1])) for name in ("cost", "limit")]
     name = _name(findings.row(id))
-    title = f"The allocation for {name} ends at {ends[0]} of the dense cost, with a limit of {ends[1]}"
+    title = f"The allocation for the {name} ends at {ends[0]} of the dense cost, with a limit of {ends[1]}"
     caption = "The limit falls to the budget during the allocation; solid lines: cost at the keep ratios of each step."
-    return _picture(title, figure, "convergence", f"{title}. {caption}", caption)
-
-
-def _wrapped(command: str) -> str:
-    """Return the command with one option per line, as a shell accepts it."""
-    return command.replace(" --", " \\\n  --")
+    return plots.picture(title, figure, "convergence", caption)
 
 
 def _widths(findings: Findings) -> Table:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from budgets.budget import BUDGETS
 from dsa_hw.experiments.report.findings import Findings
+from dsa_hw.experiments.report.templating import Picture
 from dsa_hw.profiles import Profile
 from dsa_hw.utils.files import write_figure
 
@@ -38,8 +40,10 @@ __all__ = [
     "keep_ratios",
     "kept_by_budget",
     "kept_channels",
+    "picture",
     "prediction",
     "saw_tooth",
+    "shown_groups",
     "steps",
     "used_limits",
 ]
@@ -110,6 +114,19 @@ def as_svg(figure: Figure, name: str, description: str) -> str:
     return re.sub(
         r"<svg[^>]*?viewBox=(\"[^\"]*\")[^>]*>", rf'<svg role="img" aria-label="{label}" viewBox=\1>', text, count=1
     )
+
+
+def picture(title: str, figure: Figure, name: str, caption: str, description: str = "") -> Picture:
+    """Return a figure for a page.
+
+    Args:
+        title: Its conclusion, without a full stop.
+        figure: The figure.
+        name: Prefix of its ids; no two figures of a page have the same.
+        caption: What it shows.
+        description: For screen readers; empty is title and caption.
+    """
+    return Picture(title, Markup(as_svg(figure, name, description or f"{title}. {caption}")), caption)
 
 
 def _dots(axes: Axes, x: Any, y: Any, tips: Sequence[str], label: str = "", **style: Any) -> None:
@@ -330,9 +347,16 @@ def convergence(findings: Findings) -> Figure | None:
     return figure
 
 
+def shown_groups(count: int) -> str:
+    """Return which of ``count`` channel groups `kept_channels` and `kept_by_budget` draw."""
+    if count <= _MOST_GROUPS:
+        return "every channel group, in the order of the network"
+    return f"the {_MOST_GROUPS} of {count} channel groups that keep the least, in the order of the network"
+
+
 def kept_channels(ratios: pd.Series[float]) -> Figure:
     """Draw the keep ratio of every channel group as a bar, in the order of the network."""
-    shown = ratios if len(ratios) <= _MOST_GROUPS else ratios.nsmallest(_MOST_GROUPS).sort_index()
+    shown = ratios if len(ratios) <= _MOST_GROUPS else ratios[ratios.index.isin(ratios.nsmallest(_MOST_GROUPS).index)]
     place = np.arange(len(shown))[::-1]
     with _style():
         figure, axes = _figure(height=1.0 + 0.165 * len(shown))
@@ -390,9 +414,14 @@ def front(rows: pd.DataFrame, kind: str, unit: str, data: str = "test") -> Figur
 
 
 def used_limits(rows: pd.DataFrame) -> Figure:
-    """Draw the share of its limit that each network of a sweep uses; arguments as for `front`."""
+    """Draw the share of its limit that each network of a sweep uses, with the interval that decides the verdict.
+
+    Args:
+        rows: Columns asked, utilisation, least_used, most_used and verdict.
+    """
     place = np.arange(len(rows))[::-1]
-    used, low, high = (100 * (rows[name] / rows["limit"]).to_numpy(float) for name in ("measured", "low", "high"))
+    used, low, high = (100 * rows[name].to_numpy(float) for name in ("utilisation", "least_used", "most_used"))
+    low, high = (np.where(np.isfinite(end), end, used) for end in (low, high))
     with _style():
         figure, axes = _figure(height=1.0 + 0.24 * len(rows))
         axes.axvline(100, color=COLOURS["flops"], lw=1.2, ls="--", label="limit")
@@ -402,10 +431,11 @@ def used_limits(rows: pd.DataFrame) -> Figure:
             f"asked {asked}: {u:.1f}% of the limit, interval {a:.1f}% to {b:.1f}%, {verdict}"
             for asked, u, a, b, verdict in zip(rows["asked"], used, low, high, rows["verdict"], strict=True)
         ]
-        _dots(axes, used, place, tips, "measured, 95% interval", s=30, color=COLOURS["latency"], zorder=3)
+        _dots(axes, used, place, tips, "used, with the interval that decides", s=30, color=COLOURS["latency"], zorder=3)
         axes.set_yticks(place, list(rows["asked"]))
         axes.set(xlabel="used share of the limit [%]", ylabel="asked", ylim=(-0.7, len(rows) - 0.3))
-        axes.margins(x=0.12)
+        least, most = np.nanmin([*low, 97.0]), np.nanmax([*high, 101.0])  # a counted cost uses 100% without an interval
+        axes.set_xlim(least - 0.06 * (most - least), most + 0.06 * (most - least))
         axes.grid(axis="y", visible=False)
         _legend_below(figure, axes)
     return figure

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,7 +17,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-__all__ = ["Card", "Cell", "Picture", "Table", "render_page"]
+__all__ = ["About", "Card", "Cell", "Picture", "Table", "render_page", "render_result", "wrapped"]
+
+
+_LINE = 88  # characters of a command that fit on a page
+_UNIT = re.compile(r"(\d) (?=%|[mµn]?s\b|[mµn]?J\b|[kMGT]?FLOPs\b|[kMGT]?params\b|[KMG]?i?B\b)")
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Cell:
         text: What it says.
         small: A second line in small letters.
         kind: The kind of budget whose coloured dot stands before the text; "dense" for a black one.
-        mark: "better" or "worse", for its colour.
+        mark: "better", "worse" or "unsure", for its colour.
         sort: The number by which its column is sorted, where that is not the text.
     """
 
@@ -66,6 +71,57 @@ class Picture:
     caption: str
 
 
+@dataclass(frozen=True)
+class About:
+    """What a page says besides its results.
+
+    Attributes:
+        model: Name of the network.
+        target: Where it was measured.
+        date: When, as ``2026-11-18``.
+        version: Of this program.
+        command: The command line; empty if there was none.
+        facts: How the networks were made and measured: name, text.
+    """
+
+    model: str
+    target: str
+    date: str
+    version: str
+    command: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+
+
+CONTINUES = "The same command with the same folder continues; with a new folder it starts again."
+
+
+def render_result(about: About, *, title: str, note: str = CONTINUES, **values: Any) -> str:
+    """Return the page of a result with a verdict.
+
+    Args:
+        about: Model, target and command.
+        title: What was asked, after the name of the network.
+        note: What the command does.
+        values: The rest of what the template uses.
+    """
+    return render_page(
+        "result.html",
+        title=f"{about.model}: {title}",
+        version=about.version,
+        date=about.date,
+        where=" · ".join((about.model, about.target, about.date)),
+        measured=about.facts,
+        command=wrapped(about.command),
+        note=note,
+        **values,
+    )
+
+
+def wrapped(command: str) -> str:
+    """Return a long command with one option per line, as a shell accepts it."""
+    return command if len(command) <= _LINE else command.replace(" --", " \\\n  --")
+
+
 def render_page(template: str, **values: Any) -> str:
     """Return a page.
 
@@ -94,6 +150,7 @@ def _script() -> str:
 
 
 def _text(value: object) -> Markup:
-    """Escape a value; apostrophes become typographic, a number stays on one line with its unit."""
+    """Escape a value; signs become typographic, a number stays on one line with its unit."""
     text = re.sub(r"(?<=\w)&#39;(?=\w)", "&rsquo;", str(escape(str(value))))
-    return Markup(re.sub(r"(\d) (?=%|ms\b|MFLOPs\b)", "\\1&nbsp;", text))
+    text = re.sub(r"(?<=\d )us\b", "µs", text).replace(" &lt;= ", " ≤&nbsp;")
+    return Markup(_UNIT.sub("\\1&nbsp;", text))

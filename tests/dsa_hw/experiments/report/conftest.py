@@ -9,14 +9,19 @@ from torch import nn
 import dsa_hw
 
 
-@pytest.fixture(scope="session")
-def small_result() -> dsa_hw.Allocation:
-    """A small network under two budgets, with an accuracy and a largest drop."""
+def small_dense() -> nn.Module:
+    """A small network with fixed weights."""
     torch.manual_seed(0)
-    model = nn.Sequential(
+    return nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), nn.Conv2d(24, 8, 3),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     ).eval()  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def small_result() -> dsa_hw.Allocation:
+    """A small network under two budgets, with an accuracy and a largest drop."""
+    model = small_dense()
     images = torch.randn(200, 3, 12, 12)
     val = [(images, model(images).argmax(1))]
     budgets = [dsa_hw.FlopsBudget("50%"), dsa_hw.ParamsBudget("60%")]

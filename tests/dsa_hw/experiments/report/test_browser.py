@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 
 ROOT = Path(__file__).parents[4]
 AXE = Path(os.environ.get("DSA_HW_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
-PAGES = ("comparison", "allocation", "sweep", "minimum")
+PAGES = ("comparison", "allocation", "sweep", "long names", "minimum")
 WIDTHS = (390, 820, 1400)
 COLUMN = (
     "[...document.querySelector('table[data-sortable]').tBodies[0].rows].map((row) => Number(row.cells[1].textContent))"
@@ -39,6 +39,7 @@ def pages(small_result: Allocation) -> dict[str, str]:
         "comparison": render(findings()),
         "allocation": render_allocation(small_result, model="small", command="dsa-hw verify plan.json --model small"),
         "sweep": render_sweep(fronts.sweep_table(), fronts.BUDGET, fronts.ABOUT),
+        "long names": render_sweep(fronts.sweep_with_long_names(), fronts.BUDGET, fronts.ABOUT),
         "minimum": judged,
     }
 

@@ -139,11 +139,34 @@ def test_escapes_what_the_user_named() -> None:
 )
 def test_headline_goes_either_way(accuracies: tuple[float, float], words: str) -> None:
     found = made(accuracies=accuracies)
-    assert found.headline().startswith("Asked for 50% of the latency: the latency budget gave 49.6% (")
-    assert "the FLOPs budget of 50% gave 61.2% (22% too slow, accuracy " in found.headline()
+    assert found.headline() == (
+        "Asked for 50% of the dense latency: the latency budget gave 49.6%, the FLOPs budget of 50% gave 61.2%."
+    )
     text = " ".join(found.lede())
+    assert "The network of the FLOPs budget is 22% slower than asked." in text
+    assert f"Accuracy is {100 * accuracies[0]:.1f}% with the latency budget, 96.9% with the FLOPs budget" in text
     assert words in text
     assert "At the same measured latency (0.794 ms)" in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("NOT MET", "The latency budget of 50% is not met: measured 99.2% of the limit."),
+        ("INCONCLUSIVE", "The latency budget of 50% is too close to its limit for a verdict: measured 99.2% of it."),
+    ],
+)
+def test_a_missed_budget_is_named_first(verdict: str, words: str) -> None:
+    found = made()
+    found.rows["verdict"] = ["", verdict, *(len(found.rows) - 2) * [""]]
+    text = html.unescape(re.sub(r"<[^>]*>", " ", render(found)))
+    assert found.lede()[0] == words
+    assert words in text
+    assert f"{verdict} " in text[: text.index(words)], "the badge stands beside the headline"
+
+
+def test_the_best_pruned_network_is_not_called_better_than_the_dense_one(page: str) -> None:
+    assert "Of the pruned networks, that of the latency budget of 50% has the highest accuracy: 97.2%" in page
 
 
 def test_write_is_whole_or_not_at_all(tmp_path: Path, findings: Findings) -> None:
