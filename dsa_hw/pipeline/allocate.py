@@ -34,7 +34,7 @@ from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
-from dsa_hw.pipeline.stages import MEASURING_STAGES, STAGES, expected_measurement, expected_seconds
+from dsa_hw.pipeline.stages import MEASURING_STAGES, PASSING_STAGES, STAGES, expected_measurement, expected_seconds
 from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
@@ -174,7 +174,8 @@ def allocate(
         if bar.shown:
             epochs = options.get("epochs") if isinstance(options, Mapping) else None
             bar.expect(
-                expected_seconds(task, budgets, train=train, val=val, images=images, recovery=recovery, epochs=epochs)
+                expected_seconds(task, budgets, train=train, val=val, images=images, recovery=recovery, epochs=epochs),
+                PASSING_STAGES,
             )
         constraints = resolve_budgets(budgets, task, target or _default_target(model))
         unlabelled: UnlabelledSet | None = None

@@ -1,6 +1,7 @@
 """The stages of an allocation, and how long each is expected to take.
 
-The expectations are rough: they are replaced by what is seen as soon as a stage has begun. They come from the time of a
+The expectations are rough: they are replaced by what is seen as soon as a stage has begun, and those of later stages of
+passes are corrected by the same factor. They come from the time of a
 forward pass and from how many passes a stage makes; the constants are from ``benchmarks/remaining_time.py``.
 """
 
@@ -21,13 +22,15 @@ from dsa_hw.pipeline.recovering import distillation_passes
 from dsa_hw.pipeline.unlabelled import synthesis_passes
 from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["MEASURING_STAGES", "STAGES", "expected_measurement", "expected_seconds"]
+__all__ = ["MEASURING_STAGES", "PASSING_STAGES", "STAGES", "expected_measurement", "expected_seconds"]
 
 STAGES: Final = (
     "channels", "profile", "cost model", "inputs", "allocation", "measurement", "recovery", "distillation",
     "certificate",
 )  # fmt: skip
 MEASURING_STAGES: Final = ("profile", "measurement")
+PASSING_STAGES: Final = ("inputs", "allocation", "recovery", "distillation", "certificate")
+"""Stages that consist of passes through the network: where one takes longer than expected, the others do too."""
 
 _COPIES = 8  # of the example input: a pass over a single one takes longer for each
 _BACKWARD = 3.5  # time of a forward and a backward pass in forward passes

@@ -33,7 +33,8 @@ class Bar:
     """The progress of a job; call it with an event of `profilers.profile`, or use `say`.
 
     The time left is that of the present stage, extrapolated from the share of it that is done, and the expected
-    seconds of the stages after it.
+    seconds of the stages after it. Stages that are ``alike`` are expected to be as much slower than expected as those
+    of them that were seen.
 
     Args:
         shown: Whether to draw the bar; it is never drawn where standard error is not a terminal.
@@ -50,6 +51,8 @@ class Bar:
         self._stages, self._still = list(stages), still
         self._log, self._begun_stages = log, 0
         self._expected: dict[str, float] = {}
+        self._alike: frozenset[str] = frozenset()
+        self._took: dict[str, float] = {}  # seconds of stages that have ended
         self._stage = self._text = self._note = ""
         self._first = self._done = 0.0  # share of the stage that was done when its text began, and now
         self._begin = self._begun = self._entered = time.monotonic()  # the job, its stage, what is extrapolated
@@ -66,14 +69,16 @@ class Bar:
             notes.append(f"intervals +/-{percent(event.interval)}")
         self.say(event.stage, event.done, ", ".join(notes))
 
-    def expect(self, seconds: Mapping[str, float]) -> None:
-        """Set how long stages are expected to take."""
+    def expect(self, seconds: Mapping[str, float], alike: Collection[str] = ()) -> None:
+        """Set how long stages are expected to take, and which of them are limited by the same."""
         self._expected |= seconds
+        self._alike |= frozenset(alike)
 
     def enter(self, stage: str) -> float:
         """Begin a stage; return the seconds that the one before took."""
         took = time.monotonic() - self._begun
         if stage != self._stage:
+            self._took[self._stage] = self._took.get(self._stage, 0.0) + took
             self._stage, self._text, self._note = stage, "", ""
             self._begun_stages += 1
             if self._log is not None:
@@ -104,9 +109,26 @@ class Bar:
     def left(self) -> float | None:
         """Return the seconds that the job is expected to take from now on; None where that is not known."""
         at = self._stages.index(self._stage) if self._stage in self._stages else len(self._stages)
-        later = sum(self._expected.get(name, 0.0) for name in self._stages[at + 1 :])
         now = self._left_of_stage()
-        return None if now is None else now + later
+        if now is None:
+            return None
+        pace = self._pace(now)
+        return now + sum(
+            self._expected.get(name, 0.0) * (pace if name in self._alike else 1.0) for name in self._stages[at + 1 :]
+        )
+
+    def _pace(self, left: float | None = None) -> float:
+        """Return how much longer than expected the stages that are alike take, from those that were seen.
+
+        Args:
+            left: Seconds that are left of the present stage; it counts if they are extrapolated from what was seen.
+        """
+        took = {name: seconds for name, seconds in self._took.items() if name in self._alike}
+        seen = self._done - self._first >= _ENOUGH or (self._inner is not None and self._inner.left() is not None)
+        if left is not None and seen and self._stage in self._alike:
+            took[self._stage] = time.monotonic() - self._begun + left
+        expected = sum(self._expected.get(name, 0.0) for name in took)
+        return sum(took.values()) / expected if expected > 0 else 1.0
 
     def _left_of_stage(self) -> float | None:
         spent, expected = time.monotonic() - self._entered, self._expected.get(self._stage, 0.0)
@@ -117,6 +139,8 @@ class Bar:
             return spent * (1 - self._done) / made
         if not self._expected:
             return None
+        if self._stage in self._alike:
+            expected *= self._pace()
         return max(expected * (1 - self._done) - spent, spent / 4)
 
     # Drawing ----------------------------------------------------------------------------------------------------------

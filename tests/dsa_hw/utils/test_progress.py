@@ -87,6 +87,23 @@ def test_left_is_extrapolated_and_later_stages_are_added(clock: Clock) -> None:
     assert bar.left() == pytest.approx(2.5), "longer than expected: some more is left"
 
 
+def test_stages_that_are_alike_are_corrected_by_what_was_seen(clock: Clock) -> None:
+    bar = Bar(stages=("one", "two", "three", "four"))
+    bar.expect({"one": 10.0, "two": 20.0, "three": 5.0, "four": 30.0}, alike=("one", "two", "four"))
+    bar.enter("one")
+    assert bar.left() == pytest.approx(65)
+    bar.say("loop", 0.0)
+    clock.now = 10.0
+    bar.say("loop", 0.5)  # 20 s instead of 10 s: the second and the fourth take twice as long too, the third does not
+    assert bar.left() == pytest.approx(10 + 40 + 5 + 60)
+    clock.now = 20.0
+    bar.enter("two")
+    assert bar.left() == pytest.approx(40 + 5 + 60)
+    clock.now = 30.0
+    bar.enter("three")  # the first two took as long together as expected
+    assert bar.left() == pytest.approx(5 + 30)
+
+
 def test_continued_loop_is_extrapolated_from_where_it_began(clock: Clock) -> None:
     bar = Bar()
     bar.say("loop", 0.5)
