@@ -163,7 +163,8 @@ def _contrast(entries: Sequence[Entry], flops: float | None) -> list[str]:
     if flops is None or not measured or not math.isfinite(entry.measured / entry.dense):
         return []
     title = BUDGETS[_kind(entry)].title
-    return [f"It has {percent(flops)} of the dense FLOPs and {percent(entry.measured / entry.dense)} of the {title}."]
+    share = percent(entry.measured / entry.dense)
+    return [f"The pruned network has {percent(flops)} of the dense FLOPs and {share} of the dense {title}."]
 
 
 def _cards(result: Allocation, flops: float | None) -> list[Card]:

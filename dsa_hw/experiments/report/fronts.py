@@ -304,7 +304,7 @@ def _trials(front: pd.DataFrame, cost: Budget, say: Callable[[float], str]) -> T
             Cell("yes" if row["passes"] else "no", mark="better" if row["passes"] else "worse"),
             Cell(say(row["drop"]), f"{say(row['drop_low'])} to {say(row['drop_high'])}"),
             Cell(cost.format(row["measured"]), percent(row["measured"] / row["dense"]) + " of dense"),
-            Cell(f"{row['epochs']:g} epochs" if row["epochs"] else "none"),
+            Cell(f"{row['epochs']:g} epoch{'' if row['epochs'] == 1 else 's'}" if row["epochs"] else "none"),
         ]
         for _, row in front.iterrows()
     ]

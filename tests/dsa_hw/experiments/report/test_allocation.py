@@ -48,7 +48,7 @@ def test_flops_stand_beside_a_measured_cost(small_result: dsa_hw.Allocation) -> 
     certificate = replace(small_result.certificate, entries=(entry,))
     text = text_of(render_allocation(replace(small_result, certificate=certificate), model="small", flops=0.25))
     took = 100 * entry.measured / entry.dense
-    assert f"It has 25.0% of the dense FLOPs and {took:.1f}% of the latency." in text
+    assert f"The pruned network has 25.0% of the dense FLOPs and {took:.1f}% of the dense latency." in text
     assert "The interval of the used share decides the verdict." in text
 
 
