@@ -1,6 +1,6 @@
-"""Every torchvision classification model and many timm families: found, shrunk, proved, counted.
+"""Networks of torchvision, timm, transformers, smp and ultralytics: found, shrunk, proved, counted.
 
-    python benchmarks/zoo.py --out zoo.jsonl            # about half an hour on 2 cores; resumes where it stopped
+    python benchmarks/zoo.py --out zoo.jsonl            # hours; resumes where it stopped
     python benchmarks/zoo.py --out zoo.jsonl --markdown # the tables for docs/benchmarks/zoo.md
 
 For each model, in a process of its own: trace with torch.export alone (seconds), find_groups (seconds, with its
@@ -140,10 +140,13 @@ def torch_pruning(name: str) -> dict[str, Any]:
         return {"passes": False, "error": "not tried: it takes one tensor"}
     before = sum(p.numel() for p in model.parameters())
     with torch.no_grad():
-        shape = model(*inputs).shape
-    ignored = [
-        m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d)) and m.weight.shape[0] == shape[-1] == 1000
-    ]
+        output = model(*inputs)
+    if not isinstance(output, torch.Tensor):
+        return {"passes": False, "error": "not tried: several outputs"}
+    shape = output.shape
+    last = shape[1] if len(shape) > 3 else shape[-1]
+    layers = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)  # those that may create the outputs stay whole
+    ignored = [m for m in model.modules() if isinstance(m, layers) and last in m.weight.shape[:2]]
     start = time.process_time()
     pruner = torch_pruning.pruner.BasePruner(
         model,
@@ -195,7 +198,54 @@ def limited(function: Any, name: str, seconds: float) -> dict[str, Any]:
         process.join()
 
 
+FAMILIES = {
+    "segmentation": "torchvision, segmentation",
+    "video": "torchvision, video",
+    "optical_flow": "torchvision, optical flow",
+    "smp": "segmentation-models-pytorch",
+    "ultralytics": "ultralytics (YOLO)",
+    "transformers": "transformers",
+    "own": "our own",
+    "timm": "timm",
+}
+
+
+def family(name: str) -> str:
+    return FAMILIES[name.split("/")[0]] if "/" in name else "torchvision, classification"
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
+    known = set(names())
+    rows = [row for row in rows if row["name"] in known]
+    kinds = list(dict.fromkeys(map(family, names())))
+    lines = [
+        "| networks | measured | dsa_hw passes | Torch-Pruning passes | FLOPs prunable, mean | least "
+        "| find_groups / export, median | largest |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in kinds:
+        part = [row for row in rows if family(row["name"]) == kind]
+        there = sum(family(name) == kind for name in names())
+        if not part:
+            lines.append(f"| {kind} | 0 of {there} | | | | | | |")
+            continue
+        found = [row["ours"] for row in part if "error" not in row["ours"]]
+        share = [us["flops_share"] for us in found]
+        ratio = [us["find_s"] / us["export_s"] for us in found]
+        theirs = sum(row.get("torch_pruning", {}).get("passes", False) for row in part)
+        lines.append(
+            f"| {kind} | {len(part)} of {there} | {sum(row['ours']['passes'] for row in part)} | {theirs} "
+            f"| {np.mean(share):.0%} | {min(share):.0%} | {np.median(ratio):.1f} | {max(ratio):.1f} |"
+        )
+    for kind in kinds:
+        part = sorted((row for row in rows if family(row["name"]) == kind), key=lambda row: str(row["name"]))
+        if part:
+            summary = f'<details markdown="1"><summary>{kind}: {len(part)} networks</summary>'
+            lines += ["", summary, "", table(part), "", "</details>"]
+    return "\n".join(lines)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| model | groups | FLOPs prunable | find_groups (export alone) s | shrink s | masked = shrunk | F = counted "
         "| Torch-Pruning | frozen besides the output |",
@@ -245,11 +295,7 @@ def main() -> None:
             if not row["ours"]["passes"]:
                 print(f"{name}: {row['ours']}", file=sys.stderr)
             count(name)
-    tv = [r for r in rows if not r["name"].startswith("timm/")]
-    for label, part in (("torchvision", tv), ("timm", [r for r in rows if r not in tv])):
-        ours_pass = sum(r["ours"]["passes"] for r in part)
-        theirs = sum(r.get("torch_pruning", {}).get("passes", False) for r in part)
-        print(f"{label}: {len(part)} models, dsa_hw passes {ours_pass}, Torch-Pruning {theirs}")
+    print(markdown(rows).partition("\n\n")[0])
 
 
 if __name__ == "__main__":
