@@ -28,7 +28,7 @@ from dsa_hw.errors import BudgetError, InfeasibleBudgetError
 from dsa_hw.experiments.dense import named_data, named_model, question_of, train_dense
 from dsa_hw.experiments.front import Front, SweepRowDocument
 from dsa_hw.experiments.report import About, plots, write_sweep
-from dsa_hw.experiments.report.allocation import facts
+from dsa_hw.experiments.report.allocation import environment_facts
 from dsa_hw.experiments.run_folder import RunFolder
 from dsa_hw.experiments.settings import ExperimentSettings
 from dsa_hw.pipeline.allocate import check_budgets
@@ -192,8 +192,13 @@ class _SweepRun:
         front, certificate = self.front, self._certificate(table["plan"].iloc[0])
         made = [("method", front.method), ("training", front.settings.described())]
         return About(
-            front.name, front.target.title, certificate.date, dsa_hw.__version__, command, [*made, *facts(certificate)]
-        )
+            front.name,
+            front.target.title,
+            certificate.date,
+            dsa_hw.__version__,
+            command,
+            [*made, *environment_facts(certificate)],
+        )  # fmt: skip
 
     def _certificate(self, plan: str) -> Certificate:
         return Certificate.from_dict(Plan.load(self.front.folder.path / plan).certificate)

@@ -25,6 +25,7 @@ __all__ = [
     "UNKNOWN",
     "allocation_pictures",
     "budgets_table",
+    "environment_facts",
     "facts",
     "flops_share",
     "quality_card",
@@ -106,14 +107,21 @@ def render_allocation(
 
 def facts(certificate: Certificate, recovery: str = "") -> list[tuple[str, str]]:
     """Return how the networks were measured, and with what; ``recovery``: what was done to the weights."""
-    environment = {name: value for entry in certificate.entries for name, value in entry.environment.items()}
-    hidden = sorted(name for name, value in environment.items() if value == _NOT_VISIBLE)
-    shown = {name: value for name, value in environment.items() if value != _NOT_VISIBLE}
     return [
         ("networks measured", str(certificate.measurements)),
         *[(f"runs for {e.asked}", f"{e.runs}; {e.statistic}") for e in certificate.entries if e.runs],
         *([("weights", recovery)] if recovery else []),
         *[("int8", str(calibration)) for calibration in certificate.int8],
+        *environment_facts(certificate),
+    ]
+
+
+def environment_facts(certificate: Certificate) -> list[tuple[str, str]]:
+    """Return the machine, its settings and the versions of a certificate."""
+    environment = {name: value for entry in certificate.entries for name, value in entry.environment.items()}
+    hidden = sorted(name for name, value in environment.items() if value == _NOT_VISIBLE)
+    shown = {name: value for name, value in environment.items() if value != _NOT_VISIBLE}
+    return [
         *sorted((shown | dict(certificate.versions)).items()),
         *([("not visible to this program", ", ".join(hidden))] if hidden else []),
     ]
