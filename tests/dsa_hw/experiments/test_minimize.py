@@ -184,13 +184,15 @@ def test_metric_of_the_user_has_its_own_unit(dense: nn.Module, labelled: list[An
     assert result.quality.drop.high <= 0.5
 
 
-def test_impossible_questions_are_refused_before_anything_is_pruned(
+def test_impossible_questions_are_refused_before_anything_is_trained_or_pruned(
     dense: nn.Module, labelled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dsa_hw.experiments.minimize.train_dense", _never)
     monkeypatch.setattr(Front, "allocate", _never)
     monkeypatch.setattr(Front, "with_cost", _never)
+    settings = ExperimentSettings(train_epochs=1, finetune_epochs=0, epochs=0)
     with pytest.raises(BudgetError, match=r"360 inputs .* cannot show a drop of at most 0\.50%.* at least \d+ inputs"):
-        search(dense, labelled, max_drop="0.5%", settings=ExperimentSettings(finetune_epochs=0, epochs=0))
+        search(dense, labelled, train=labelled, max_drop="0.5%", settings=settings)
     few = [(labelled[0][0][:4], labelled[0][1][:4])]
     with pytest.raises(BudgetError, match="4 inputs \\(test data\\) cannot show"):
         search(dense, labelled, test=few)
