@@ -139,8 +139,10 @@ def _value(outputs: Any, targets: Any, loss: Loss) -> Tensor:
     try:
         value = loss(outputs, targets)
     except (IndexError, KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
+        advice = " Cross-entropy needs class numbers (int64); for other targets give `loss`."
         raise TrainingError(
             f"The loss cannot be computed from the outputs of the network and the targets: {one_line(error)}."
+            f"{advice if loss is nn.functional.cross_entropy else ''}"
         ) from error
     return _scalar(value, "loss")
 

@@ -29,6 +29,7 @@ def test_loss_is_that_of_the_function_and_has_a_gradient() -> None:
     [
         ((X, Y + 1), nn.functional.cross_entropy, "Labels run from 1 to 3, but the network has 3 classes"),
         ((X, Y[:4]), nn.functional.cross_entropy, "cannot be computed"),
+        ((X, nn.functional.one_hot(Y)), nn.functional.cross_entropy, "needs class numbers"),
         ((X * float("nan"), Y), nn.functional.cross_entropy, "loss is nan"),
         ((X, Y), lambda outputs, targets: outputs, "scalar"),
     ],
