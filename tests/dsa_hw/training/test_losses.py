@@ -33,7 +33,7 @@ def test_loss_is_that_of_the_function_and_has_a_gradient() -> None:
         ((X * float("nan"), Y), nn.functional.cross_entropy, "loss is nan"),
         ((X, Y), lambda outputs, targets: outputs, "scalar"),
     ],
-    ids=["labels", "shapes", "nan", "not a scalar"],
+    ids=["labels", "shapes", "one-hot", "nan", "not a scalar"],
 )
 def test_unusable_losses_are_refused_with_the_reason(batch: Any, loss: Any, words: str) -> None:
     with pytest.raises(TrainingError, match=words):
