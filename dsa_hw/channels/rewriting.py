@@ -341,7 +341,8 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
             continue
         new = made[node] = graph.node_copy(node, lambda n: made[n])
         if node.op == "get_attr" and node.target not in known:
-            constants[str(node.target)] = _attribute(given.module, str(node.target))
+            new.target = f"_constant{len(constants)}"  # the trace may have it in a child, which the result does not have
+            constants[new.target] = _attribute(given.module, str(node.target))
         operation = given.operations.get(node.name)
         if operation is not None:
             _adapt(graph, new, operation, values, line)
