@@ -20,7 +20,7 @@ Example = tuple[nn.Module, tuple[Any, ...] | dict[str, Any]]
 DENSE = {
     **{f"segmentation/{n}": (1, 3, 64, 64) for n in torchvision.models.list_models(torchvision.models.segmentation)},
     **{f"video/{n}": (1, 3, 8, 64, 64) for n in ("mc3_18", "r2plus1d_18", "r3d_18")},
-    "video/s3d": (1, 3, 16, 64, 64),
+    "video/s3d": (1, 3, 16, 224, 224),
     **{f"video/{n}": (1, 3, 16, 224, 224) for n in ("mvit_v1_b", "mvit_v2_s")},
     **{f"video/swin3d_{n}": (1, 3, 4, 64, 64) for n in "tsb"},
     **{f"optical_flow/{n}": (1, 3, 128, 128) for n in ("raft_small", "raft_large")},

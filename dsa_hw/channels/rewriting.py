@@ -341,7 +341,7 @@ def resize(given: Rewrite, sizes: Sizes, values: Mapping[str, Any], mask: Bools,
             continue
         new = made[node] = graph.node_copy(node, lambda n: made[n])
         if node.op == "get_attr" and node.target not in known:
-            new.target = f"_constant{len(constants)}"  # the trace may have it in a child, which the result does not have
+            new.target = f"_constant{len(constants)}"  # in the trace it may be in a child that is not there
             constants[new.target] = _attribute(given.module, str(node.target))
         operation = given.operations.get(node.name)
         if operation is not None:

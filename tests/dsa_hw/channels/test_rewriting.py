@@ -41,6 +41,37 @@ def test_the_caller_of_a_failing_layer_is_replaced_and_not_the_layer() -> None:
     assert type(small[1]).__name__ == "ResizedHalves"
 
 
+class Doubled(nn.Module):
+    """Multiplies by a tensor that ``forward`` creates, and splits at a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(4, 4), Block(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (x * torch.tensor(2.0)).split(4, 1)
+        return self.last(torch.cat([a, self.first(b)], 1))
+
+
+class Nested(nn.Module):
+    """Splits around a child that creates a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.inner(x).split(4, 1)
+        return torch.cat([a * torch.tensor(3.0), b], 1)
+
+
+def test_constants_that_a_child_creates_are_kept() -> None:
+    model = nn.Sequential(Block(3, 8), Nested(), head(8))
+    groups = find_groups(model, IMAGE)
+    small = prove(model, groups, IMAGE, seed=2, memory=False)
+    assert type(small[1]).__name__ == "ResizedNested"
+
+
 class Sentence(nn.Module):
     """Attention over words, with the width of a head from the width of the input and a mask made in ``forward``."""
 
