@@ -32,7 +32,7 @@ def test_demo_prints_a_table_a_headline_and_the_report(tmp_path: Path, capsys: p
         f"report: {tmp_path / 'index.html'}",
     ):
         assert part in text
-    assert "dsa-hw demo \\\n  --out here" in (tmp_path / "index.html").read_text()
+    assert "<code>dsa-hw demo --out here</code>" in (tmp_path / "index.html").read_text()
 
 
 def test_command_passes_the_folder_and_reports_an_interrupt(

@@ -14,6 +14,7 @@ from dsa_hw.methods.registry import solve
 from tests.fakes.problems import TRAINED, Network, loader, problem_of, used
 
 each = pytest.mark.parametrize("name", TRAINED)
+penalised = pytest.mark.parametrize("name", ["ssl", "morphnet"])
 TRAIN = {"ssl": baselines.train_ssl, "morphnet": baselines.train_morphnet}
 ALLOCATE = {"ssl": baselines.allocate_ssl, "morphnet": baselines.allocate_morphnet}
 
@@ -24,7 +25,7 @@ def test_missing_training_data_is_refused(network: Network, name: str) -> None:
         solve(problem_of(network, name, train=None), name)
 
 
-@each
+@penalised
 def test_one_training_serves_several_budgets(network: Network, name: str) -> None:
     problem = problem_of(network, name, 0.7)
     trained = TRAIN[name](problem)
@@ -36,7 +37,7 @@ def test_one_training_serves_several_budgets(network: Network, name: str) -> Non
     np.testing.assert_array_equal(solve(problem_of(network, name, 0.4), name).alpha, alphas[1])
 
 
-@each
+@penalised
 def test_penalty_shrinks_what_it_penalises(network: Network, name: str) -> None:
     model, groups, _ = network
 
