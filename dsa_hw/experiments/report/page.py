@@ -172,6 +172,11 @@ def _fronts(findings: Findings) -> Picture:
         f"Of the pruned networks, that of the {_name(best)} has the highest accuracy: {percent(best['accuracy'])} at "
         f"{seconds(best['seconds'])}"
     )
+    if (rows["accuracy"] == best["accuracy"]).sum() > 1:
+        title = (
+            f"Of the pruned networks with the highest accuracy, {percent(best['accuracy'])}, that of the {_name(best)} "
+            f"is the fastest: {seconds(best['seconds'])}"
+        )
     if not len(rows):
         title = "Nothing was pruned"
     description = f"Accuracy against measured latency. {points}."

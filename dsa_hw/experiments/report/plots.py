@@ -183,7 +183,7 @@ def _two_points_high(axes: Axes) -> None:
     """Leave room around the data and show at least two points of accuracy, so that one test image does not fill it."""
     axes.margins(0.08, 0.12)
     low, high = axes.get_ylim()
-    if high - low < 2:
+    if axes.dataLim.height == 0 or high - low < 2:  # equal values would get five percent of room on both sides
         top = min((low + high) / 2 + 1, 100.2)  # nothing is above 100 %
         axes.set_ylim(top - 2, top)
 

@@ -14,6 +14,7 @@ import pytest
 from scipy.stats import binomtest
 
 from dsa_hw.experiments.report import Findings, plots, render, write
+from dsa_hw.experiments.report.findings import seconds
 from tests.fakes.findings import findings as made
 
 
@@ -167,6 +168,18 @@ def test_a_missed_budget_is_named_first(verdict: str, words: str) -> None:
 
 def test_the_best_pruned_network_is_not_called_better_than_the_dense_one(page: str) -> None:
     assert "Of the pruned networks, that of the latency budget of 50% has the highest accuracy: 97.2%" in page
+
+
+def test_of_equally_accurate_networks_the_fastest_is_named() -> None:
+    found = made()
+    found.rows["accuracy"] = 0.972
+    page = html.unescape(render(found)).replace("\xa0", " ")
+    pruned = found.rows[found.rows["kind"] != "dense"]
+    fastest = seconds(pruned["seconds"].min())
+    assert "Of the pruned networks with the highest accuracy, 97.2%, that of" in page
+    assert f"is the fastest: {fastest}" in page
+    low, high = plots.fronts(found).axes[0].get_ylim()
+    assert (high - low, high <= 100.2) == (pytest.approx(2), True)
 
 
 def test_write_is_whole_or_not_at_all(tmp_path: Path, findings: Findings) -> None:
