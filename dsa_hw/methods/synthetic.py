@@ -111,10 +111,10 @@ def synthetic_inputs(
         yield tuple(_random_like(x, size, rng).to(device) for x in inputs)
 
 
-def synthetic_batch_size(inputs: tuple[Any, ...]) -> int:
-    """Return 32, or less for large images: a batch norm takes its statistics over examples and pixels alike."""
+def synthetic_batch_size(inputs: tuple[Any, ...], most: int = 32) -> int:
+    """Return ``most``, or less for large images: a batch norm takes its statistics over examples and pixels alike."""
     pixels = max((x.shape[2:].numel() for x in inputs if isinstance(x, Tensor) and x.ndim == 4), default=1)
-    return max(8, min(32, 400_000 // pixels))
+    return max(8, min(most, 400_000 // pixels))
 
 
 def _random_like(example: Tensor, size: int, rng: torch.Generator) -> Tensor:

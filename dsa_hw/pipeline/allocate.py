@@ -22,7 +22,7 @@ from dsa_hw.errors import DsaError, ModelError
 from dsa_hw.methods.checkpoint import solve_or_resume
 from dsa_hw.methods.problem import Batches, Loss, Problem, Proposal
 from dsa_hw.methods.registry import check_method
-from dsa_hw.methods.synthetic import own_targets
+from dsa_hw.methods.synthetic import own_targets, synthetic_batch_size
 from dsa_hw.pipeline.certificate import Certificate, entry_of
 from dsa_hw.pipeline.constraints import Constraint, common_grid, cost_set, resolve_budgets
 from dsa_hw.pipeline.cost_models import FITTING, Task
@@ -34,7 +34,14 @@ from dsa_hw.pipeline.quantised import Calibration, calibration_inputs, certified
 from dsa_hw.pipeline.recovering import check_level, recover_network
 from dsa_hw.pipeline.refinement import Candidate, best_candidate, candidates_table, find_network
 from dsa_hw.pipeline.result import Allocation
-from dsa_hw.pipeline.stages import MEASURING_STAGES, PASSING_STAGES, STAGES, expected_measurement, expected_seconds
+from dsa_hw.pipeline.stages import (
+    GUIDE,
+    MEASURING_STAGES,
+    PASSING_STAGES,
+    STAGES,
+    expected_measurement,
+    expected_seconds,
+)
 from dsa_hw.pipeline.unlabelled import UnlabelledSet, unlabelled_set
 from dsa_hw.training.batchnorm import recalibrate
 from dsa_hw.training.fingerprints import check_loader
@@ -54,8 +61,6 @@ if TYPE_CHECKING:
     from profilers.targets import Target
 
 __all__ = ["allocate", "as_problem", "check_budgets"]
-
-_GUIDE = 64  # inputs without labels in a step of the keep ratios
 
 
 def allocate(
@@ -184,7 +189,7 @@ def allocate(
             bar.enter("inputs")
             unlabelled = unlabelled_set(model, inputs, images, seed=seed, listener=bar.say)
             if unlabelled is not None:
-                guide, chosen = own_targets(model, unlabelled.used, _GUIDE)
+                guide, chosen = own_targets(model, unlabelled.used, synthetic_batch_size(inputs, GUIDE))
         problem = as_problem(
             task, constraints, refinement, train=train, val=guide, loss=chosen, options=options, progress=progress,
             log=record,

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from budgets import Budget
 from budgets.budget import MeasuredBudget
 from dsa_hw.methods.problem import Batches
+from dsa_hw.methods.synthetic import synthetic_batch_size
 from dsa_hw.pipeline.cost_models import Task
 from dsa_hw.pipeline.recovering import distillation_passes
 from dsa_hw.pipeline.unlabelled import synthesis_passes
 from dsa_hw.utils.modules import device_of, evaluating
 
-__all__ = ["MEASURING_STAGES", "PASSING_STAGES", "STAGES", "expected_measurement", "expected_seconds"]
+__all__ = ["GUIDE", "MEASURING_STAGES", "PASSING_STAGES", "STAGES", "expected_measurement", "expected_seconds"]
 
 STAGES: Final = (
     "channels", "profile", "cost model", "inputs", "allocation", "measurement", "recovery", "distillation",
@@ -38,8 +39,8 @@ _PREPARING, _CONFIGURATION = 8.0, 0.3  # seconds: export and grid of a profile, 
 _FITTING = 4.0  # seconds: choosing and calibrating a cost model
 _MEASURING = 15.0  # seconds: measuring and correcting pruned networks, at least
 _OF_PROFILE = 0.7  # the same, as a share of the time of the profile: both depend on how disturbed the machine is
-_STEPS, _GUIDE = 120, 64  # steps of the keep ratios without training, and inputs in each
-_RANKING = 16 * _GUIDE  # inputs that rank channels
+GUIDE = 64  # inputs without labels in a step of the keep ratios, at most
+_STEPS, _RANKING = 120, 16  # steps of the keep ratios without training, and batches that rank channels
 _REFITTED = 512  # inputs of a recovery
 _REFIT = 6.0  # time of a recovery for each input, in forward passes
 
@@ -80,9 +81,10 @@ def expected_seconds(
         many = float(epochs) if isinstance(epochs, (int, float)) else 1.0
         found["recovery"] = forward * _examples(train)  # batch-norm statistics
         seen = many * _examples(train)
-        found["allocation"] = step * (seen + min(seen, _STEPS / 2 * _GUIDE))
+        found["allocation"] = step * (seen + min(seen, _STEPS / 2 * GUIDE))
         return found
-    found["allocation"] = step * (_STEPS * _GUIDE + _RANKING)
+    batch = GUIDE if labelled else synthetic_batch_size(task.inputs, GUIDE)
+    found["allocation"] = step * batch * (_STEPS + _RANKING)
     if not labelled and images is None and recovery != "none":
         found["inputs"] = step * synthesis_passes(task.model, task.inputs, task.seed)
     if recovery != "none":
@@ -119,5 +121,5 @@ def _examples(loader: Any) -> int:
     """Return about how many inputs a loader has."""
     if (dataset := getattr(loader, "dataset", None)) is not None and hasattr(dataset, "__len__"):
         return len(dataset)
-    batch = getattr(loader, "batch_size", None) or getattr(loader, "batch", None) or _GUIDE
+    batch = getattr(loader, "batch_size", None) or getattr(loader, "batch", None) or GUIDE
     return int(batch) * (len(loader) if hasattr(loader, "__len__") else 1)

@@ -9,7 +9,7 @@ from torch import nn
 from dsa_hw.channels import find_groups
 from dsa_hw.errors import TrainingError
 from dsa_hw.methods.dsa.fisher import fisher
-from dsa_hw.methods.synthetic import output_distance, own_targets, perturbed, synthetic_batches
+from dsa_hw.methods.synthetic import output_distance, own_targets, perturbed, synthetic_batch_size, synthetic_batches
 
 
 def test_images_have_a_1_over_f_spectrum_and_other_inputs_are_refused() -> None:
@@ -56,3 +56,9 @@ def test_fisher_information_of_drawn_targets_is_that_of_a_normal_distribution(
         expected = (model[0](inputs).square().mean(0) * model[1].weight.square().sum(0)).numpy()
     assert "no gradient" not in caplog.text
     assert found / found.sum() == pytest.approx(expected / expected.sum(), rel=0.3)
+
+
+@pytest.mark.parametrize(("side", "expected"), [(1, 64), (32, 64), (112, 31), (224, 8), (1024, 8)])
+def test_batches_of_large_images_are_smaller(side: int, expected: int) -> None:
+    assert synthetic_batch_size((torch.zeros(1, 3, side, side),), 64) == expected
+    assert synthetic_batch_size((torch.zeros(1, 12),), 64) == 64
