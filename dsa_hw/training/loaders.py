@@ -167,8 +167,7 @@ def without_augmentation(loader: Any) -> Any:
     """Return the loader of the same examples as they are, if it offers one by ``plain()``; else the loader itself.
 
     Least squares and batch-norm statistics of shifted and cropped images are not those of the images that the network
-    will see: with 512 images and at 33% of the FLOPs of ResNet-20 they cost 2.9 points of accuracy on validation images
-    before fine-tuning (`benchmarks/cifar10.py resnet20 --seeds 100 --finetune 0`).
+    will see.
     """
     plain = getattr(loader, "plain", None)
     return plain() if callable(plain) else loader
