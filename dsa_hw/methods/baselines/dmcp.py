@@ -63,8 +63,8 @@ class DmcpOptions(Training):
 class MarkovWidths:
     """A chain for each group: width number i is followed by number i + 1 with probability sigmoid(theta_i).
 
-    So width i is reached with probability q_i, the product of the transition probabilities before it (Eq. 4 of the
-    paper), and the expected width is l_0 + sum_i (l_i - l_{i-1}) q_i. A unit is kept if its rank in the group is below
+    So width i is reached with probability q_i, the product of the transition probabilities before it,
+    and the expected width is l_0 + sum_i (l_i - l_{i-1}) q_i. A unit is kept if its rank in the group is below
     the width; units are nested.
 
     Args:
